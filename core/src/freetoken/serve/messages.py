@@ -1,0 +1,126 @@
+"""What the HTTP process and the engine process say to each other. Plain frozen values, pickled over a pipe."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from freetoken.vocab.errors import Refusal
+from freetoken.vocab.sampling import SamplingParams
+
+# ------------------------------------------------------------------------------------------- to the engine
+
+
+@frozen
+class Submit:
+    """A new request. ``deadline`` is a ``time.monotonic`` instant (the clock is shared on one host), or ``None``."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    deadline: float | None = None
+
+
+@frozen
+class Abort:
+    """Forget a request and free its pages at once; unknown ids are ignored."""
+
+    request_id: str
+
+
+@frozen
+class Shutdown:
+    """Stop: after the running requests are done when ``drain``, else now."""
+
+    drain: bool = True
+
+
+# ------------------------------------------------------------------------------------------- from the engine
+
+
+@frozen
+class Progress:
+    """A start is under way. ``fraction`` is 0 to 1 within ``phase``; ``detail`` is for people."""
+
+    phase: str
+    fraction: float = 0.0
+    detail: str = ""
+
+
+@frozen
+class Ready:
+    """The engine serves. Limits a request is checked against before it is sent."""
+
+    model: str
+    max_seq_tokens: int
+    max_running_requests: int
+    kv_tokens: int
+    vocab_size: int
+    seconds: float
+    plugins: tuple[tuple[str, str], ...] = ()
+
+
+@frozen
+class TokenLogprob:
+    """A chosen token's log-probability and the likeliest alternatives, natural logarithm, before the temperature."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
+class Delta:
+    """New tokens of one request. ``finish`` is ``""`` while it runs, then ``"stop"``, ``"length"``, ``"abort"`` or
+    ``"deadline"``. ``cached_tokens`` is how much of the prompt the prefix cache held."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    finish: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int = 0
+
+
+@frozen
+class Deltas:
+    """One step's news for all its requests: one message a step."""
+
+    items: tuple[Delta, ...]
+
+
+@frozen
+class RequestFailed:
+    """One request cannot be served; the engine goes on. ``status`` is the HTTP status that fits."""
+
+    request_id: str
+    status: int
+    refusal: Refusal
+
+
+@frozen
+class StartFailed:
+    """The engine could not start: the refusal to print, and whether a restart could help."""
+
+    refusal: Refusal
+    retry: bool = False
+
+
+@frozen
+class EngineStats:
+    """Gauges and counters since start; sent about once a second while there is something to say."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_pages_used: int = 0
+    kv_pages_cached: int = 0
+    kv_pages_total: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    late_compiles: int = 0
+    late_loads: int = 0
+    counters: tuple[tuple[str, float], ...] = ()
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Progress | Ready | Deltas | RequestFailed | StartFailed | EngineStats

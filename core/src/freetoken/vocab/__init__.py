@@ -1,0 +1,1 @@
+"""The words all other floors speak. Imports nothing of ours, and no torch at run time."""
