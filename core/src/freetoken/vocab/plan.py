@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -14,15 +15,17 @@ from freetoken.vocab.model_spec import ModelSpec
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.units import ceil_div
 
+T = TypeVar("T")
+
 __all__ = ["CandidateNote", "Choice", "Decision", "KernelChoice", "OptionValue", "Plan", "Refusal", "Sizing"]
 
 
 @frozen
-class Decision:
+class Decision(Generic[T]):
     """A decided value and the reason for it."""
 
     name: str
-    value: object
+    value: T
     because: str
 
 
@@ -91,7 +94,7 @@ class Plan:
     snapshot_bytes: int
     memory_bytes: int
     claims: tuple[MemoryClaim, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[Decision[Any], ...]
     options: tuple[OptionValue, ...]
     weight_formats: Mapping[str, str] = field(factory=dict)  # slot name → format, for slots that are not plain
 
