@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from freetoken.plugin.protocols import LoadedKernel
 from freetoken.vocab.ops import OpShape
@@ -18,15 +18,25 @@ class OpTable:
     kernels: Mapping[OpShape, LoadedKernel] = field(converter=dict)
 
     def bind(self, shape: OpShape) -> Callable[..., Any]:
-        """The function to call for ``shape``; ``KeyError`` where the family did not declare it in ``op_shapes``."""
+        """The function to call for ``shape``.
+
+        A shape without ``formats`` finds the one kernel that serves its sizes, whatever formats the planner filled in.
+        ``KeyError`` where the family did not declare the shape in ``op_shapes``, or where kernels for several formats
+        serve the same sizes, so that only a shape with ``formats`` can tell them apart.
+        """
         return self.kernel(shape).call
 
     def kernel(self, shape: OpShape) -> LoadedKernel:
         """The whole kernel, with its ``pack``; ``KeyError`` as for ``bind``."""
-        try:
+        if shape in self.kernels:
             return self.kernels[shape]
-        except KeyError:
-            raise KeyError(self._missing(shape)) from None
+        found = [] if shape.formats else [k for s, k in self.kernels.items() if evolve(s, formats=()) == shape]
+        calls = {kernel.call for kernel in found}
+        if not calls:
+            raise KeyError(self._missing(shape))
+        if len(calls) > 1:
+            raise KeyError(f"{len(calls)} kernels serve {shape.op} at {shape}: bind it with the formats of its weights")
+        return found[0]
 
     def _missing(self, shape: OpShape) -> str:
         same = [str(known) for known in self.kernels if known.op == shape.op]
