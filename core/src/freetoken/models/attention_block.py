@@ -1,0 +1,168 @@
+"""Softmax attention over paged keys and values: sizes, parameters, ops, and the block that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from freetoken.models.columns import split_columns
+from freetoken.models.rope import Rope
+from freetoken.models.weight_names import Names, Parameter
+from freetoken.plugin.protocols import AttentionBackend, ModelParts, Step
+from freetoken.vocab.cache_spec import PagedKV
+from freetoken.vocab.ops import OpShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUP = "attention"
+"""The name of the one attention group these families have."""
+
+
+@frozen
+class Attention:
+    """One layer's attention. ``norm_offset`` is added to stored norm weights; ``output_gate`` doubles the query rows.
+
+    ``qk_norm`` normalises each query and key head (Henry et al. 2020, arXiv:2010.04245). With ``output_gate`` each head
+    of ``q_proj`` is followed by its gate, whose sigmoid scales the head's output (Qiu et al. 2025, arXiv:2505.06708).
+    """
+
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    eps: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+    norm_offset: float = 0.0
+    stored_prefix: str = "self_attn."
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of ``q_proj``."""
+        return self.q_heads * self.head_dim * (2 if self.output_gate else 1)
+
+    @property
+    def kv_rows(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def cache(self, dtype: str) -> PagedKV:
+        return PagedKV(self.kv_heads, self.head_dim, self.head_dim, dtype)
+
+    def parameters(self, names: Names) -> tuple[Parameter, ...]:
+        q = ("q_proj", self.q_rows, self.q_heads)
+        k = ("k_proj", self.kv_rows, self.kv_heads)
+        v = ("v_proj", self.kv_rows, 0)
+        found = [
+            names.linear("qkv", q, k, v, cols=self.hidden),
+            names.linear("o", ("o_proj", self.hidden, 0), cols=self.q_heads * self.head_dim),
+        ]
+        if self.qkv_bias:
+            found += [names.vector(f"{n}_bias", f"{n}_proj.bias", (rows,)) for n, rows in self._biases]
+        if self.o_bias:
+            found.append(names.vector("o_bias", "o_proj.bias", (self.hidden,)))
+        if self.qk_norm:
+            found += [
+                names.vector(f"{n}_norm", f"{n}_norm.weight", (self.head_dim,), add=self.norm_offset)
+                for n in ("q", "k")
+            ]
+        return tuple(found)
+
+    @property
+    def _biases(self) -> tuple[tuple[str, int], ...]:
+        return (("q", self.q_rows), ("k", self.kv_rows), ("v", self.kv_rows))
+
+    def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
+        qkv = OpShape("linear", dtype, rows=self.q_rows + 2 * self.kv_rows, cols=self.hidden)
+        o = OpShape("linear", dtype, rows=self.hidden, cols=self.q_heads * self.head_dim)
+        norms = (self.head_norm(dtype),) if self.qk_norm else ()
+        return (qkv, *norms, self.rope_shape(dtype), self.write_shape(dtype), o)
+
+    def head_norm(self, dtype: str) -> OpShape:
+        """The norm of single heads: ``x [T · heads, D]``."""
+        return OpShape("rms_norm", dtype, cols=self.head_dim, q_heads=self.q_heads, kv_heads=self.kv_heads)
+
+    def rope_shape(self, dtype: str) -> OpShape:
+        return OpShape(
+            "rope",
+            dtype,
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rotary_dim=self.rope.rotary_dim,
+        )
+
+    def write_shape(self, dtype: str) -> OpShape:
+        return OpShape("write_kv", dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, v_dim=self.head_dim)
+
+    def build(self, names: Names, parts: ModelParts, cos_sin: Tensor) -> AttentionBlock:
+        return AttentionBlock(self, names, parts, cos_sin)
+
+
+class AttentionBlock:
+    """Projections, head norms, rotary embedding and cache write around an attention backend."""
+
+    def __init__(self, sizes: Attention, names: Names, parts: ModelParts, cos_sin: Tensor) -> None:
+        assert names.layer is not None, "attention belongs to a layer"
+        self.layer = names.layer
+        self.sizes = sizes
+        self.cos_sin = cos_sin
+        weights, ops, prefix = parts.weights, parts.ops, names.slot
+        self.qkv, self.o = weights[prefix + "qkv"], weights[prefix + "o"]
+        self.qkv_bias = _qkv_bias(weights, prefix) if sizes.qkv_bias else None
+        self.o_bias = weights[prefix + "o_bias"] if sizes.o_bias else None
+        self.q_norm = weights[prefix + "q_norm"] if sizes.qk_norm else None
+        self.k_norm = weights[prefix + "k_norm"] if sizes.qk_norm else None
+        self.norm = ops.bind(sizes.head_norm(parts.dtype)) if sizes.qk_norm else None
+        self.rope = ops.bind(sizes.rope_shape(parts.dtype))
+        self.write_kv = ops.bind(sizes.write_shape(parts.dtype))
+        self.backend: AttentionBackend = parts.attention[GROUP]
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """``x [T, H]``, normed → ``[T, H]``. Q, K and V may be views whose token rows are wider than the heads."""
+        q, k, v, gate = self._project(x)
+        q, k = self.rope(q, k, step.batch.positions, self.cos_sin)
+        k_pool, v_pool = step.caches[self.layer]
+        self.write_kv(k, v, k_pool, v_pool, step.batch.kv_slots)
+        out = self.backend.forward(q, k_pool, v_pool, self.layer, step.plans[GROUP])
+        if gate is not None:
+            out = out * gate.sigmoid()
+        y: Tensor = self.o(out.reshape(out.shape[0], -1))
+        return y if self.o_bias is None else y + self.o_bias
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """``q [T, Hq, D]``, ``k``, ``v [T, Hkv, D]`` and, where there is one, the output gate ``[T, Hq, D]``."""
+        s = self.sizes
+        packed: Tensor = self.qkv(x)
+        if self.qkv_bias is not None:
+            packed = packed + self.qkv_bias
+        q, k, v = split_columns(packed, s.q_rows, s.kv_rows, s.kv_rows)
+        k, v = k.view(-1, s.kv_heads, s.head_dim), v.view(-1, s.kv_heads, s.head_dim)
+        gate = None
+        if s.output_gate:
+            q, gate = q.view(-1, s.q_heads, 2 * s.head_dim).chunk(2, dim=-1)
+        else:
+            q = q.view(-1, s.q_heads, s.head_dim)
+        if self.norm is not None:
+            q, k = self._head_norm(q, self.q_norm), self._head_norm(k, self.k_norm)
+        return q, k, v, gate
+
+    def _head_norm(self, x: Tensor, weight: Any) -> Tensor:
+        assert self.norm is not None, "head norms were not asked for"
+        normed: Tensor = self.norm(x.reshape(-1, self.sizes.head_dim), weight, self.sizes.eps)
+        return normed.view(x.shape)
+
+
+def _qkv_bias(weights: Mapping[str, Any], prefix: str) -> Tensor:
+    import torch
+
+    return torch.cat([weights[f"{prefix}{n}_bias"] for n in ("q", "k", "v")])

@@ -1,0 +1,14 @@
+"""Column ranges of a fused product, as views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def split_columns(x: Tensor, *widths: int) -> tuple[Tensor, ...]:
+    """``x [T, Σ widths]`` → one view ``[T, width]`` for each width; rows of a view lie ``Σ widths`` apart."""
+    views: tuple[Tensor, ...] = x.split(widths, dim=-1)  # type: ignore[no-untyped-call]
+    return views

@@ -1,0 +1,280 @@
+"""A decoder-only model out of blocks: what its family tells the core, and the layers that run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
+
+from freetoken.models.attention_block import GROUP, Attention
+from freetoken.models.dense_mlp import DenseMLP
+from freetoken.models.gated_delta_block import GatedDelta
+from freetoken.models.moe_block import MoE
+from freetoken.models.weight_names import Names, Parameter, prefix_in, slots_of
+from freetoken.plugin.protocols import ModelParts, Step
+from freetoken.vocab.batch import Batch
+from freetoken.vocab.model_spec import AttentionGroup, ModelSpec, MoEShape
+from freetoken.vocab.ops import OpShape
+from freetoken.vocab.weight import CheckpointIndex, WeightSlot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Where GGUF files keep Llama 3's scaling: a divisor for each rotary frequency."""
+
+IGNORED_TENSORS = (r".*\.rotary_emb\.inv_freq", r"lm_head\.weight")
+"""Stored tensors that are no parameters: rotary frequencies, and the copy of a tied output matrix."""
+
+_EMBEDDING = "embed_tokens.weight"
+
+
+@frozen
+class DecoderLayer:
+    """One layer: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    mixer: Attention | GatedDelta
+    mlp: DenseMLP | MoE
+
+
+@frozen
+class Decoder:
+    """A whole decoder. ``prefixes`` are those under which a checkpoint may keep it, the usual one first.
+
+    ``norm_offset`` is added to the stored weights of the layer norms and the final norm.
+    """
+
+    hidden: int
+    vocab_size: int
+    eps: float
+    layers: tuple[DecoderLayer, ...]
+    tied: bool
+    norm_offset: float = 0.0
+    prefixes: tuple[str, ...] = ("model.",)
+    gguf_architecture: str = ""
+
+    @property
+    def attention(self) -> Attention | None:
+        """The attention of the first layer that has one; all layers that have one are alike."""
+        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)), None)
+
+    def norm_shape(self, dtype: str) -> OpShape:
+        return OpShape("rms_norm", dtype, cols=self.hidden)
+
+    def add_norm_shape(self, dtype: str) -> OpShape:
+        return OpShape("add_rms_norm", dtype, cols=self.hidden)
+
+
+# ------------------------------------------------------------------------------------------------ what the core asks
+
+
+def model_spec(
+    decoder: Decoder,
+    dtype: str,
+    *,
+    family: str,
+    architecture: str,
+    max_context_tokens: int,
+    eos_token_ids: tuple[int, ...],
+    bos_token_id: int | None,
+) -> ModelSpec:
+    """The facts about ``decoder`` that shared code may ask for."""
+    return ModelSpec(
+        family,
+        architecture,
+        len(decoder.layers),
+        decoder.hidden,
+        decoder.vocab_size,
+        max_context_tokens,
+        tuple(layer.mixer.cache(dtype) for layer in decoder.layers),
+        _attention_groups(decoder, dtype),
+        _num_parameters(decoder),
+        _moe_shape(decoder),
+        eos_token_ids,
+        bos_token_id,
+        decoder,
+    )
+
+
+def weights(spec: ModelSpec, index: CheckpointIndex) -> tuple[WeightSlot, ...]:
+    """The slots in layer order, for the names and layouts that ``index`` shows."""
+    decoder = _decoder(spec)
+    prefix = prefix_in(index, decoder.prefixes, _EMBEDDING)
+    permuted = index.container == "gguf" and decoder.gguf_architecture == "llama"
+    slots = list(slots_of((_embedding(decoder, prefix),), permuted=False))
+    if ROPE_FACTORS in index.tensors and decoder.attention is not None:
+        slots += slots_of((_rope_factors(decoder.attention),), permuted=False)
+    for i, layer in enumerate(decoder.layers):
+        slots += slots_of(_layer_parameters(decoder, layer, i, prefix), permuted=permuted)
+        if isinstance(layer.mlp, MoE):
+            slots += layer.mlp.expert_slots(i, f"{prefix}layers.{i}.", index)
+    # GGUF files leave the output matrix out where it is tied, and say so nowhere else.
+    tied = decoder.tied or (index.container == "gguf" and "lm_head.weight" not in index.tensors)
+    slots += slots_of(_head(decoder, prefix, tied), permuted=False)
+    return tuple(slots)
+
+
+def op_shapes(spec: ModelSpec, dtype: str) -> tuple[tuple[str, tuple[OpShape, ...]], ...]:
+    """The ops of each part in the order of their first call, each shape once a part."""
+    decoder = _decoder(spec)
+    rows, cols = decoder.vocab_size, decoder.hidden
+    parts: list[tuple[str, tuple[OpShape, ...]]] = [("embed", (OpShape("embedding", dtype, rows=rows, cols=cols),))]
+    for i, layer in enumerate(decoder.layers):
+        norm, add_norm = decoder.norm_shape(dtype), decoder.add_norm_shape(dtype)
+        shapes = (norm, *layer.mixer.op_shapes(dtype), add_norm, *layer.mlp.op_shapes(dtype))
+        parts.append((f"layers.{i}", tuple(dict.fromkeys(shapes))))
+    head = OpShape("linear", dtype, rows=rows, cols=cols)
+    parts.append(("head", (decoder.norm_shape(dtype), head, OpShape("sample", "float32", rows=rows))))
+    return tuple(parts)
+
+
+def build(spec: ModelSpec, parts: ModelParts) -> DecoderModel:
+    """The model out of loaded parts."""
+    return DecoderModel(spec, _decoder(spec), parts)
+
+
+def stored_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+    """Every parameter but the experts under its usual name: what a writer of checkpoints needs to know."""
+    decoder = _decoder(spec)
+    prefix = decoder.prefixes[0]
+    found = [_embedding(decoder, prefix)]
+    for i, layer in enumerate(decoder.layers):
+        found += _layer_parameters(decoder, layer, i, prefix)
+    head = _head(decoder, prefix, decoder.tied)
+    return (*found, *(head[:1] if decoder.tied else head))
+
+
+def _decoder(spec: ModelSpec) -> Decoder:
+    assert isinstance(spec.details, Decoder), "the spec was read by another family"
+    return spec.details
+
+
+def _attention_groups(decoder: Decoder, dtype: str) -> tuple[AttentionGroup, ...]:
+    attention = decoder.attention
+    if attention is None:
+        return ()
+    layers = tuple(i for i, layer in enumerate(decoder.layers) if isinstance(layer.mixer, Attention))
+    return (AttentionGroup(GROUP, layers, attention.q_heads, attention.cache(dtype), attention.scale),)
+
+
+def _moe_shape(decoder: Decoder) -> MoEShape | None:
+    blocks = {i: layer.mlp for i, layer in enumerate(decoder.layers) if isinstance(layer.mlp, MoE)}
+    if not blocks:
+        return None
+    block = next(iter(blocks.values()))
+    return MoEShape(tuple(blocks), block.experts, block.top_k, block.hidden, block.intermediate)
+
+
+def _num_parameters(decoder: Decoder) -> int:
+    count = decoder.hidden + decoder.vocab_size * decoder.hidden * (1 if decoder.tied else 2)
+    for i, layer in enumerate(decoder.layers):
+        count += sum(p.elements for p in _layer_parameters(decoder, layer, i, ""))
+        if isinstance(layer.mlp, MoE):
+            count += layer.mlp.expert_elements
+    return count
+
+
+# ---------------------------------------------------------------------------------------------------- parameters
+
+
+def _layer_names(i: int, prefix: str, block: str = "") -> Names:
+    return Names(f"layers.{i}.", f"{prefix}layers.{i}.{block}", i)
+
+
+def _layer_parameters(decoder: Decoder, layer: DecoderLayer, i: int, prefix: str) -> tuple[Parameter, ...]:
+    names, shape, add = _layer_names(i, prefix), (decoder.hidden,), decoder.norm_offset
+    return (
+        names.vector("input_norm", "input_layernorm.weight", shape, add=add),
+        *layer.mixer.parameters(_layer_names(i, prefix, layer.mixer.stored_prefix)),
+        names.vector("post_norm", "post_attention_layernorm.weight", shape, add=add),
+        *layer.mlp.parameters(_layer_names(i, prefix, layer.mlp.stored_prefix)),
+    )
+
+
+def _embedding(decoder: Decoder, prefix: str) -> Parameter:
+    return Names("", prefix).matrix("embedding", "embed", _EMBEDDING, (decoder.vocab_size, decoder.hidden))
+
+
+def _rope_factors(attention: Attention) -> Parameter:
+    return Names("", "").vector("rope_factors", ROPE_FACTORS, (attention.rope.rotary_dim // 2,), dtype="float32")
+
+
+def _head(decoder: Decoder, prefix: str, tied: bool) -> tuple[Parameter, Parameter]:
+    shape = (decoder.vocab_size, decoder.hidden)
+    stored = prefix + _EMBEDDING if tied else "lm_head.weight"
+    return (
+        Names("", prefix).vector("final_norm", "norm.weight", (decoder.hidden,), add=decoder.norm_offset),
+        Names("", "").matrix("linear", "lm_head", stored, shape),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- what runs
+
+
+class _Mixer(Protocol):
+    def forward(self, x: Tensor, step: Step) -> Tensor: ...
+
+
+class _MLP(Protocol):
+    def forward(self, x: Tensor) -> Tensor: ...
+
+
+class LayerBlock:
+    """One layer as it runs."""
+
+    def __init__(self, decoder: Decoder, i: int, parts: ModelParts, cos_sin: Tensor | None) -> None:
+        layer, names = decoder.layers[i], _layer_names(i, "")
+        self.eps = decoder.eps
+        self.input_norm, self.post_norm = (
+            parts.weights[names.slot + "input_norm"],
+            parts.weights[names.slot + "post_norm"],
+        )
+        self.norm = parts.ops.bind(decoder.norm_shape(parts.dtype))
+        self.add_norm = parts.ops.bind(decoder.add_norm_shape(parts.dtype))
+        self.mixer: _Mixer
+        if isinstance(layer.mixer, Attention):
+            assert cos_sin is not None, "attention needs the rotary table"
+            self.mixer = layer.mixer.build(names, parts, cos_sin)
+        else:
+            self.mixer = layer.mixer.build(names, parts)
+        self.mlp: _MLP = layer.mlp.build(names, parts)
+
+    def forward(self, hidden: Tensor, step: Step) -> Tensor:
+        """``[T, H] → [T, H]``."""
+        mixed = self.mixer.forward(self.norm(hidden, self.input_norm, self.eps), step)
+        normed, summed = self.add_norm(mixed, hidden, self.post_norm, self.eps)
+        out: Tensor = summed + self.mlp.forward(normed)
+        return out
+
+
+class DecoderModel:
+    """The sequence of layers between the embedding and the head."""
+
+    def __init__(self, spec: ModelSpec, decoder: Decoder, parts: ModelParts) -> None:
+        self.eps = decoder.eps
+        self.embedding, self.lm_head = parts.weights["embed"], parts.weights["lm_head"]
+        self.final_norm = parts.weights["final_norm"]
+        self.norm = parts.ops.bind(decoder.norm_shape(parts.dtype))
+        cos_sin = _cos_sin(spec, decoder, parts)
+        self._layers = tuple(LayerBlock(decoder, i, parts, cos_sin) for i in range(len(decoder.layers)))
+
+    @property
+    def layers(self) -> Sequence[LayerBlock]:
+        return self._layers
+
+    def embed(self, batch: Batch) -> Tensor:
+        """``[T, H]`` in the compute dtype."""
+        hidden: Tensor = self.embedding(batch.tokens)
+        return hidden
+
+    def head(self, rows: Tensor) -> Tensor:
+        """``[R, H] → [R, V]`` logits, float32."""
+        logits: Tensor = self.lm_head(self.norm(rows, self.final_norm, self.eps))
+        return logits.float()
+
+
+def _cos_sin(spec: ModelSpec, decoder: Decoder, parts: ModelParts) -> Tensor | None:
+    if decoder.attention is None:
+        return None
+    return decoder.attention.rope.table(spec.max_context_tokens, parts.device, parts.weights.get("rope_factors"))

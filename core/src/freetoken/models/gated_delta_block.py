@@ -1,0 +1,137 @@
+"""Gated delta net, linear attention with a recurrent state (Yang et al. 2024, arXiv:2412.06464)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from freetoken.models.columns import split_columns
+from freetoken.models.weight_names import Names, Parameter
+from freetoken.plugin.protocols import ModelParts, Step
+from freetoken.vocab.cache_spec import RecurrentState
+from freetoken.vocab.ops import OpShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+L2_EPS = 1e-6
+"""Added to the squared length of query and key heads."""
+
+
+@frozen
+class GatedDelta:
+    """Sizes of one gated delta net: ``k_heads`` query and key heads of ``k_dim``, ``v_heads`` value heads of ``v_dim``.
+
+    ``conv_width`` is that of the causal convolution over the stacked query, key and value channels.
+    """
+
+    hidden: int
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_width: int
+    eps: float
+    stored_prefix: str = "linear_attn."
+
+    @property
+    def k_rows(self) -> int:
+        return self.k_heads * self.k_dim
+
+    @property
+    def v_rows(self) -> int:
+        return self.v_heads * self.v_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.k_rows + self.v_rows
+
+    def cache(self, dtype: str) -> RecurrentState:
+        """The convolution's last inputs and the delta rule's matrix for each head; float32 whatever is computed in."""
+        return RecurrentState(((self.channels, self.conv_width - 1), (self.v_heads, self.k_dim, self.v_dim)), "float32")
+
+    def parameters(self, names: Names) -> tuple[Parameter, ...]:
+        qkv, z = ("in_proj_qkv", self.channels, 0), ("in_proj_z", self.v_rows, 0)
+        beta, decay = ("in_proj_b", self.v_heads, 0), ("in_proj_a", self.v_heads, 0)
+        return (
+            names.linear("qkvz", qkv, z, cols=self.hidden),
+            # Apart from qkvz: quantised checkpoints keep these few rows unquantised.
+            names.linear("ba", beta, decay, cols=self.hidden),
+            names.vector("conv", "conv1d.weight", (self.channels, 1, self.conv_width)),
+            names.vector("a_log", "A_log", (self.v_heads,), dtype="float32"),
+            names.vector("dt_bias", "dt_bias", (self.v_heads,), dtype="float32"),
+            names.vector("norm", "norm.weight", (self.v_dim,)),
+            names.linear("out", ("out_proj", self.hidden, 0), cols=self.v_rows),
+        )
+
+    def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
+        return (
+            OpShape("linear", dtype, rows=self.channels + self.v_rows, cols=self.hidden),
+            OpShape("linear", dtype, rows=2 * self.v_heads, cols=self.hidden),
+            self.conv_shape(dtype),
+            self.l2norm_shape(dtype),
+            self.delta_shape(dtype),
+            self.norm_shape(dtype),
+            OpShape("linear", dtype, rows=self.hidden, cols=self.v_rows),
+        )
+
+    def conv_shape(self, dtype: str) -> OpShape:
+        return OpShape("causal_conv", dtype, rows=self.channels, width=self.conv_width)
+
+    def l2norm_shape(self, dtype: str) -> OpShape:
+        return OpShape("l2norm", dtype, cols=self.k_dim, q_heads=self.k_heads, head_dim=self.k_dim)
+
+    def delta_shape(self, dtype: str) -> OpShape:
+        """``q_heads`` counts query and key heads, ``kv_heads`` value heads."""
+        return OpShape(
+            "gated_delta", dtype, q_heads=self.k_heads, kv_heads=self.v_heads, head_dim=self.k_dim, v_dim=self.v_dim
+        )
+
+    def norm_shape(self, dtype: str) -> OpShape:
+        return OpShape("gated_rms_norm", dtype, cols=self.v_dim, kv_heads=self.v_heads, v_dim=self.v_dim)
+
+    def build(self, names: Names, parts: ModelParts) -> GatedDeltaBlock:
+        return GatedDeltaBlock(self, names, parts)
+
+
+class GatedDeltaBlock:
+    """The gated delta net as it runs."""
+
+    def __init__(self, sizes: GatedDelta, names: Names, parts: ModelParts) -> None:
+        from torch.nn.functional import softplus
+
+        assert names.layer is not None, "a recurrent state belongs to a layer"
+        self.layer, self.sizes, self.softplus = names.layer, sizes, softplus
+        weights, ops, dtype, prefix = parts.weights, parts.ops, parts.dtype, names.slot
+        self.qkvz, self.ba, self.out = weights[prefix + "qkvz"], weights[prefix + "ba"], weights[prefix + "out"]
+        self.conv_weight: Tensor = weights[prefix + "conv"].view(sizes.channels, sizes.conv_width)
+        self.rate: Tensor = -weights[prefix + "a_log"].exp()
+        self.dt_bias: Tensor = weights[prefix + "dt_bias"]
+        self.norm_weight: Tensor = weights[prefix + "norm"]
+        self.conv, self.l2norm = ops.bind(sizes.conv_shape(dtype)), ops.bind(sizes.l2norm_shape(dtype))
+        self.delta, self.norm = ops.bind(sizes.delta_shape(dtype)), ops.bind(sizes.norm_shape(dtype))
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """``x [T, H]``, normed → ``[T, H]``. Q, K, V and Z may be views whose token rows are wider than the heads."""
+        s, batch = self.sizes, step.batch
+        conv_state, delta_state = step.caches[self.layer]
+        # From tensors, not from the host's integers: a replayed graph sees only tensors.
+        prefix_lens = batch.context_lens - batch.query_starts.diff()
+        where = (batch.query_starts, batch.state_slots, prefix_lens)
+        mixed, z = split_columns(self.qkvz(x), s.channels, s.v_rows)
+        mixed = self.conv(mixed, self.conv_weight, conv_state, *where)
+        q, k, v = split_columns(mixed, s.k_rows, s.k_rows, s.v_rows)
+        q = self.l2norm(q.view(-1, s.k_heads, s.k_dim), L2_EPS)
+        k = self.l2norm(k.view(-1, s.k_heads, s.k_dim), L2_EPS)
+        beta, decay = self._gates(x)
+        out = self.delta(q, k, v.view(-1, s.v_heads, s.v_dim), decay, beta, delta_state, *where)
+        out = self.norm(out, z.view(-1, s.v_heads, s.v_dim), self.norm_weight, s.eps)
+        y: Tensor = self.out(out.reshape(-1, s.v_rows))
+        return y
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``beta`` and the logarithm of the decay, ``[T, Hv]`` f32 each."""
+        b, a = self.ba(x).float().chunk(2, dim=-1)
+        return b.sigmoid(), self.rate * self.softplus(a + self.dt_bias)

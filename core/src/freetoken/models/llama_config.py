@@ -1,0 +1,120 @@
+"""The configuration keys that Llama's relatives share, read into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from freetoken.models.attention_block import Attention
+from freetoken.models.config_reader import ConfigReader
+from freetoken.models.decoder import Decoder, DecoderLayer, model_spec
+from freetoken.models.dense_mlp import DenseMLP
+from freetoken.models.moe_block import MoE
+from freetoken.models.rope import read_rope
+from freetoken.vocab.model_spec import ModelSpec
+
+
+def read_attention(
+    config: ConfigReader,
+    *,
+    default_eps: float = 1e-6,
+    default_theta: float = 10000.0,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: bool = False,
+    output_gate: bool = False,
+    norm_offset: float = 0.0,
+) -> Attention:
+    """Heads, sizes and rotary embedding; raises ``CheckpointError`` where they do not fit each other."""
+    hidden, q_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", q_heads)
+    if q_heads % kv_heads:
+        raise config.refusal("num_key_value_heads", f"the {q_heads} query heads are no multiple of it")
+    if not config.has("head_dim") and hidden % q_heads:
+        raise config.refusal(
+            "num_attention_heads", f"hidden_size {hidden} is no multiple of it, and head_dim is missing"
+        )
+    head_dim = config.integer("head_dim", hidden // q_heads)
+    return Attention(
+        hidden,
+        q_heads,
+        kv_heads,
+        head_dim,
+        read_rope(config, head_dim, default_theta),
+        config.number("rms_norm_eps", default_eps),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+        output_gate=output_gate,
+        norm_offset=norm_offset,
+    )
+
+
+def read_dense_mlp(config: ConfigReader) -> DenseMLP:
+    config.refuse_unless("hidden_act", "silu", default="silu")
+    config.refuse_unless("mlp_bias", False, default=False)
+    return DenseMLP(config.integer("hidden_size"), config.integer("intermediate_size"))
+
+
+def read_moe(
+    config: ConfigReader, *, experts_key: str, intermediate_key: str, renormalise: bool, shared_intermediate: int = 0
+) -> MoE:
+    """The expert layers' sizes; raises ``CheckpointError`` where more experts are chosen than there are."""
+    config.refuse_unless("hidden_act", "silu", default="silu")
+    experts, top_k = config.integer(experts_key), config.integer("num_experts_per_tok")
+    if top_k > experts:
+        raise config.refusal("num_experts_per_tok", f"there are only {experts} experts")
+    return MoE(
+        config.integer("hidden_size"),
+        config.integer(intermediate_key),
+        experts,
+        top_k,
+        renormalise,
+        shared_intermediate,
+    )
+
+
+def read_mixtral_moe(config: ConfigReader) -> MoE:
+    return read_moe(config, experts_key="num_local_experts", intermediate_key="intermediate_size", renormalise=True)
+
+
+def refuse_sliding_window(config: ConfigReader) -> None:
+    """Raise ``CheckpointError`` where a sliding window would cut the context short."""
+    in_use = config.flag("use_sliding_window", True)
+    window = config.optional_integer("sliding_window")
+    if in_use and window and window < config.integer("max_position_embeddings"):
+        raise config.refusal("sliding_window", "sliding windows are not implemented")
+    if "sliding_attention" in config.strings("layer_types"):
+        raise config.refusal("layer_types", "sliding windows are not implemented")
+
+
+def read_decoder(
+    config: ConfigReader,
+    dtype: str,
+    family: str,
+    layers: Sequence[DecoderLayer],
+    *,
+    default_eps: float = 1e-6,
+    norm_offset: float = 0.0,
+    prefixes: tuple[str, ...] = ("model.",),
+) -> ModelSpec:
+    """The model around ``layers``: vocabulary, context, end-of-text tokens, tied head."""
+    architectures = config.strings("architectures")
+    found = Decoder(
+        config.integer("hidden_size"),
+        config.integer("vocab_size"),
+        config.number("rms_norm_eps", default_eps),
+        tuple(layers),
+        config.flag("tie_word_embeddings", False),
+        norm_offset,
+        prefixes,
+        config.text("gguf_architecture", ""),
+    )
+    return model_spec(
+        found,
+        dtype,
+        family=family,
+        architecture=architectures[0] if architectures else family,
+        max_context_tokens=config.integer("max_position_embeddings"),
+        eos_token_ids=config.integers("eos_token_id"),
+        bos_token_id=config.optional_integer("bos_token_id"),
+    )
