@@ -143,11 +143,19 @@ class WarmupPolicySpec:
     options: type | None = None
 
 
+def _shape_of_first_part(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    return next(iter(shapes.values()))
+
+
 @frozen(kw_only=True)
 class PartShapes:
-    """The parts of one format in a safetensors checkpoint: part name → suffix after the logical tensor's name."""
+    """The parts of one format in a safetensors checkpoint: part name → suffix after the logical tensor's name.
+
+    ``logical_shape`` gets the stored shape of every part; the default takes the first part's as it is.
+    """
 
     suffixes: Mapping[str, str]
+    logical_shape: Callable[[Mapping[str, tuple[int, ...]]], tuple[int, ...]] = _shape_of_first_part
 
 
 _ONE_PART = PartShapes(suffixes={"data": ""})
