@@ -231,6 +231,12 @@ class Binder:
         _, specialisation, rest = self._binder(*values, **self._options(options))
         return f"{self._name}|{self._compute_key(self._key_cache, specialisation, rest)}"
 
+    def classes(self, values: list[Any], options: Mapping[str, Any]) -> dict[str, object]:
+        """What the key says of each run-time parameter: type and class, as ``i32 D`` for a multiple of 16."""
+        _, specialisation, _ = self._binder(*values, **self._options(options))
+        named = zip(self._fn.params, specialisation, strict=True)
+        return {p.name: " ".join(str(part) for part in what if part) for p, what in named if not p.is_constexpr}
+
     def request(self, values: list[Any], options: Mapping[str, Any]) -> CompileRequest:
         """What a worker needs to compile that key."""
         merged = self._options(options)
@@ -259,6 +265,13 @@ def specialisation_key(launch: TritonLaunch, target: Target) -> str:
     fn = jit_function(launch.kernel)
     values, _ = call_arguments(fn, launch, lambda arg: _pointer(arg.dtype))
     return binder(fn, target).key(values, launch_options(launch))
+
+
+def argument_classes(launch: TritonLaunch, target: Target) -> dict[str, object]:
+    """Parameter name → what the key of ``launch`` says of it, compile-time parameters aside."""
+    fn = jit_function(launch.kernel)
+    values, _ = call_arguments(fn, launch, lambda arg: _pointer(arg.dtype))
+    return binder(fn, target).classes(values, launch_options(launch))
 
 
 def compile_request(launch: TritonLaunch, target: Target) -> CompileRequest:
