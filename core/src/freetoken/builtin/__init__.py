@@ -1,0 +1,18 @@
+"""The plugins that ship with the core. They come in by the same hooks as strangers' do; only their loading is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Plugin name → module. Names are what `freetoken plugins` shows and what `--plugin no:NAME` blocks.
+BUILTINS: Mapping[str, str] = {
+    "attention-torch": "freetoken.builtin.attention_torch",
+    "choose-first": "freetoken.builtin.choose_first",
+    "commands": "freetoken.cli.commands",
+    "core": "freetoken.config.plugin",
+    "family-llama": "freetoken.models.llama",
+    "kernels-torch": "freetoken.builtin.kernels_torch",
+    "moe-resident": "freetoken.builtin.moe_resident",
+    "warmup-none": "freetoken.builtin.warmup_none",
+    "weight-formats": "freetoken.builtin.weight_formats",
+}

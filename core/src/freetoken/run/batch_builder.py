@@ -1,0 +1,87 @@
+"""Turns a step's rows into the batch the model sees. The only writer of ``Batch``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from freetoken.run.staging import Staging
+from freetoken.run.step_plan import StepPlan, StepRow
+from freetoken.vocab.batch import Batch
+from freetoken.vocab.units import ceil_div
+
+
+class PageTables:
+    """Each lane's page ids as a row of one array. A lane's pages only grow while it keeps its request."""
+
+    def __init__(self, lanes: int, max_pages: int) -> None:
+        self._table = np.zeros((lanes, max_pages), dtype=np.int32)
+        self._owner: list[tuple[str, int]] = [("", 0)] * lanes  # request and version of its pages
+        self._filled = [0] * lanes
+
+    def row(self, row: StepRow) -> np.ndarray:
+        """The page ids of ``row``, brought up to date: ``[max pages] int32``, unused entries 0."""
+        lane, pages = row.lane, row.pages
+        table = self._table[lane]
+        owner = (row.request_id, row.pages_version)
+        if self._owner[lane] != owner or self._filled[lane] > len(pages):
+            self._owner[lane] = owner
+            table[: self._filled[lane]] = 0
+            self._filled[lane] = 0
+        filled = self._filled[lane]
+        if filled < len(pages):
+            table[filled : len(pages)] = pages[filled:]
+            self._filled[lane] = len(pages)
+        return table
+
+
+class BatchBuilder:
+    """Builds batches for up to ``lanes`` sequences of up to ``max_seq_tokens``."""
+
+    def __init__(
+        self, device: torch.device, lanes: int, max_seq_tokens: int, max_tokens: int, page_tokens: int
+    ) -> None:
+        max_pages = ceil_div(max_seq_tokens, page_tokens) + 1
+        self._tables = PageTables(lanes, max_pages)
+        self._page = page_tokens
+        int_bytes = 8 * (3 * max_tokens + 6 * lanes) + 4 * lanes * (max_pages + 4) + 1024
+        self._staging = Staging(device, int_bytes)
+
+    def build(self, plan: StepPlan, last_tokens: torch.Tensor) -> Batch:
+        """The batch of ``plan``; pending rows take their token from ``last_tokens [lanes]`` on the device."""
+        rows = plan.rows
+        page = self._page
+        query_lens = tuple(len(row.tokens) for row in rows)
+        prefix_lens = tuple(row.prefix_tokens for row in rows)
+        query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(query_lens, out=query_starts[1:])
+        context = np.array([q + p for q, p in zip(query_lens, prefix_lens, strict=True)], dtype=np.int32)
+        width = max(1, ceil_div(int(context.max()), page))
+        tables = np.stack([self._tables.row(row)[:width] for row in rows])
+        total = int(query_starts[-1])
+        positions = np.concatenate([np.arange(p, p + q) for p, q in zip(prefix_lens, query_lens, strict=True)])
+        owner = np.repeat(np.arange(len(rows)), query_lens)
+        slots = tables[owner, positions // page].astype(np.int64) * page + positions % page
+        tokens = np.empty(total, dtype=np.int64)
+        for index, row in enumerate(rows):
+            tokens[query_starts[index] : query_starts[index + 1]] = row.tokens
+        ends = query_starts[1:].astype(np.int64) - 1
+        sampled = [i for i, row in enumerate(rows) if row.sample is not None]
+        arrays = {
+            "tokens": tokens,
+            "positions": positions.astype(np.int64),
+            "kv_slots": slots,
+            "state_slots": np.array([row.state_slot for row in rows], dtype=np.int64),
+            "logit_rows": ends[sampled],
+            "query_starts": query_starts,
+            "context_lens": context,
+            "page_table": tables,
+        }
+        pending = [i for i, row in enumerate(rows) if row.pending]
+        if pending:
+            arrays["pending_at"] = ends[pending]
+            arrays["pending_lanes"] = np.array([rows[i].lane for i in pending], dtype=np.int64)
+        sent = self._staging.send(arrays)
+        if pending:
+            sent["tokens"].index_copy_(0, sent.pop("pending_at"), last_tokens[sent.pop("pending_lanes")])
+        return Batch(query_lens=query_lens, prefix_lens=prefix_lens, **sent)

@@ -1,0 +1,182 @@
+"""The loop's body: take requests, plan a step, run it, read it, say what is new. Used by the worker and by ``LLM``."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from freetoken.kv.manager import CacheManager, StateCopy
+from freetoken.run.step_plan import StepPlan
+from freetoken.schedule.request import ScheduledRequest
+from freetoken.schedule.scheduler import News, Scheduler, SchedulerLimits
+from freetoken.vocab.errors import Refusal, UsageError
+from freetoken.vocab.sampling import SamplingParams
+
+_log = logging.getLogger("freetoken.engine")
+
+
+class Sampled(Protocol):
+    """A step's sampled tokens, once they are there; ``logprobs[i]`` belongs to ``tokens[i]`` and may be ``None``."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[object]
+
+
+class InFlight(Protocol):
+    """A launched step."""
+
+    def read(self) -> Sampled:
+        """Wait for the step and return what it sampled, in the order of ``plan.sampled``."""
+        ...
+
+
+class StepEngine(Protocol):
+    """What computes steps: the real engine, or a null one in benchmarks of the loop."""
+
+    def launch(self, plan: StepPlan) -> InFlight: ...
+
+    def copy_state(self, copies: Sequence[StateCopy]) -> None: ...
+
+    def forget(self, request_id: str) -> None:
+        """A request ended: drop what is kept for it."""
+        ...
+
+
+@frozen(eq=False)
+class Output:
+    """News for one request: its new tokens, why it ended, and per-token log-probabilities where asked."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    finish: str = ""
+    logprobs: tuple[object, ...] = ()
+    cached_tokens: int = 0
+    error: Refusal | None = None
+
+
+@define
+class EngineCore:
+    """``overlap``: plan and launch the next step before the last one is read."""
+
+    engine: StepEngine
+    cache: CacheManager
+    limits: SchedulerLimits
+    eos_ids: frozenset[int]
+    overlap: bool = False
+    scheduler: Scheduler = field(init=False)
+    steps: int = 0
+    _flight: tuple[StepPlan, InFlight, float] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.scheduler = Scheduler(self.cache, self.limits, time.monotonic)
+
+    def submit(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, deadline: float | None = None
+    ) -> None:
+        """Queue a request. Raises ``UsageError`` when it can never be served."""
+        room = self.limits.max_context_tokens - len(prompt)
+        if not prompt:
+            raise UsageError("an empty prompt", "at least one token is needed")
+        if room < 1:
+            raise UsageError(
+                f"a prompt of {len(prompt)} tokens",
+                f"the longest context is {self.limits.max_context_tokens} tokens, one of them for the answer",
+                "shorten the prompt, or raise --max-seq-len or --kv-tokens",
+            )
+        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        seed = params.seed if params.seed is not None else secrets.randbits(62)
+        self.scheduler.add(
+            ScheduledRequest(
+                request_id=request_id,
+                num_prompt=len(prompt),
+                params=params,
+                seed=seed,
+                max_tokens=min(params.max_tokens or room, room),
+                stop_ids=stop,
+                tokens=list(prompt),
+                deadline=deadline,
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        if self.scheduler.drop(request_id) is not None:
+            self.engine.forget(request_id)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and self._flight is None
+
+    def step(self) -> list[Output]:
+        """Advance by one step; returns what became known. An empty list means that nothing was ready yet."""
+        outputs = self._expire()
+        plan = self.scheduler.next_step()
+        launched = self._launch(plan, outputs) if plan is not None else None
+        if not self.overlap:
+            return outputs + (self._read(launched) if launched is not None else [])
+        previous, self._flight = self._flight, launched
+        return outputs + (self._read(previous) if previous is not None else [])
+
+    def _launch(self, plan: StepPlan, outputs: list[Output]) -> tuple[StepPlan, InFlight, float] | None:
+        start = time.perf_counter()
+        try:
+            return plan, self.engine.launch(plan), start
+        except Exception as error:
+            outputs += self._fail(plan, error)
+            return None
+
+    def _read(self, launched: tuple[StepPlan, InFlight, float]) -> list[Output]:
+        plan, flight, start = launched
+        try:
+            sampled = flight.read()
+        except Exception as error:
+            return self._fail(plan, error)
+        self.steps += 1
+        self._observe(plan, start)
+        logprobs = dict(zip((row.request_id for row in plan.sampled), sampled.logprobs, strict=False))
+        news = self.scheduler.commit(plan, sampled.tokens)
+        copies = self.scheduler.take_snapshots(plan)
+        if copies:
+            self.engine.copy_state(copies)
+            for copy in copies:
+                self.cache.confirm(copy)
+        return [self._output(item, logprobs.get(item.request.request_id)) for item in news]
+
+    def _observe(self, plan: StepPlan, start: float) -> None:
+        decodes = sum(1 for row in plan.rows if len(row.tokens) == 1)
+        ms = (time.perf_counter() - start) * 1000
+        self.scheduler.speed.observe(plan.num_tokens - decodes, decodes, ms)
+
+    def _output(self, item: News, logprob: object | None) -> Output:
+        request = item.request
+        if item.finish:
+            self.engine.forget(request.request_id)
+        return Output(
+            request_id=request.request_id,
+            tokens=() if item.token is None else (item.token,),
+            finish=item.finish,
+            logprobs=() if logprob is None else (logprob,),
+            cached_tokens=max(request.first_cached, 0),
+        )
+
+    def _expire(self) -> list[Output]:
+        outputs = []
+        for request in self.scheduler.expired():
+            self.engine.forget(request.request_id)
+            outputs.append(Output(request.request_id, (), "deadline", cached_tokens=max(request.first_cached, 0)))
+        return outputs
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
+        """The step's requests fail, the engine lives; the cause goes to the log whole and to clients in a line."""
+        _log.error("a step failed", exc_info=error)
+        refusal = Refusal("this request", f"the engine failed while computing it: {type(error).__name__}: {error}")
+        outputs = []
+        for row in plan.rows:
+            if self.scheduler.drop(row.request_id) is not None:
+                self.engine.forget(row.request_id)
+                outputs.append(Output(row.request_id, (), "error", error=refusal))
+        return outputs

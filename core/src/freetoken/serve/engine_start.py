@@ -1,0 +1,75 @@
+"""Starts an engine in this process: plugins, plan, build. Shared by the worker process and by ``LLM``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from freetoken.builtin import BUILTINS
+from freetoken.memory.hardware import probe_hardware
+from freetoken.plugin.manager import Plugins, build_plugins
+from freetoken.run.build import BuiltEngine, build_engine
+from freetoken.schedule.engine_core import EngineCore
+from freetoken.schedule.scheduler import SchedulerLimits
+from freetoken.serve.start import EngineStart, make_plan, open_model, options_by_class
+from freetoken.serve.text.generation_defaults import GenerationDefaults
+from freetoken.vocab.plan import Plan, Sizing
+
+Report = Callable[[str, float, str], None]
+
+
+@frozen(eq=False)
+class RunningEngine:
+    """An engine that serves: its core, what it was built as, and the plugins to tell when it stops."""
+
+    core: EngineCore
+    built: BuiltEngine
+    plugins: Plugins
+
+    @property
+    def plan(self) -> Plan:
+        return self.built.plan
+
+    @property
+    def sizing(self) -> Sizing:
+        return self.built.sizing
+
+    def close(self) -> None:
+        self.plugins.shutdown(self.plan)
+
+
+def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = None) -> RunningEngine:
+    """Every stage of a start, in order. Raises ``UsageError``, ``RefusedPlan`` or ``CheckpointError``."""
+    report("plugins", 0.0, "")
+    loaded = plugins if plugins is not None else build_plugins(start.selection, BUILTINS)
+    options = start.options
+    report("planning", 0.0, str(start.model_path))
+    hardware = probe_hardware(accelerators=options.device != "cpu", host_memory_bytes=options.host_memory_bytes)
+    with open_model(start, loaded) as checkpoint:
+        resolved = make_plan(start, loaded, checkpoint, hardware)
+        loaded.plan_resolved(resolved.plan)
+        built = build_engine(
+            resolved,
+            checkpoint,
+            loaded.catalogs,
+            options_by_class(start.settings, loaded),
+            report,
+            threads=options.threads,
+            prefix_cache=options.prefix_cache,
+        )
+        eos = GenerationDefaults.read(checkpoint.generation_config).eos_token_ids
+    core = EngineCore(
+        engine=built.engine,
+        cache=built.cache,
+        limits=SchedulerLimits(
+            max_running=built.sizing.max_running_requests,
+            max_step_tokens=max(built.sizing.max_prefill_tokens, built.sizing.max_running_requests),
+            max_context_tokens=built.max_context_tokens,
+            max_gap_ms=float(options.max_token_gap_ms),
+            page_tokens=built.sizing.page_tokens,
+        ),
+        eos_ids=frozenset(built.plan.model.eos_token_ids) | frozenset(eos),
+    )
+    loaded.ready(built.plan, built.sizing)
+    return RunningEngine(core, built, loaded)
