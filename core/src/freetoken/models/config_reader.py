@@ -25,14 +25,15 @@ class ConfigReader:
         """Whether ``key`` is there and not ``null``."""
         return self._config.get(key) is not None
 
-    def child(self, key: str) -> ConfigReader:
-        """The reader of a nested object; an absent one reads as empty."""
+    def child(self, key: str, inherit: tuple[str, ...] = ()) -> ConfigReader:
+        """The reader of a nested object; an absent one reads as empty. Keys in ``inherit`` may come from here."""
         value = self._config.get(key)
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
             raise self.refusal(key, "it must be an object")
-        return ConfigReader(value, f"{self._path}{key}.")
+        outer = {k: self._config[k] for k in inherit if self.has(k) and value.get(k) is None}
+        return ConfigReader({**value, **outer}, f"{self._path}{key}.")
 
     def integer(self, key: str, default: int = _REQUIRED, minimum: int = 1) -> int:
         """A whole number of at least ``minimum``."""

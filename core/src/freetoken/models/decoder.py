@@ -9,6 +9,7 @@ from attrs import frozen
 
 from freetoken.models.attention_block import GROUP, Attention
 from freetoken.models.dense_mlp import DenseMLP
+from freetoken.models.expert_layout import ExpertLayout
 from freetoken.models.gated_delta_block import GatedDelta
 from freetoken.models.moe_block import MoE
 from freetoken.models.weight_names import Names, Parameter, prefix_in, slots_of
@@ -20,9 +21,6 @@ from freetoken.vocab.weight import CheckpointIndex, WeightSlot
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ROPE_FACTORS = "rope_freqs.weight"
-"""Where GGUF files keep Llama 3's scaling: a divisor for each rotary frequency."""
 
 IGNORED_TENSORS = (r".*\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Stored tensors that are no parameters: rotary frequencies, and the copy of a tied output matrix."""
@@ -103,15 +101,12 @@ def weights(spec: ModelSpec, index: CheckpointIndex) -> tuple[WeightSlot, ...]:
     prefix = prefix_in(index, decoder.prefixes, _EMBEDDING)
     permuted = index.container == "gguf" and decoder.gguf_architecture == "llama"
     slots = list(slots_of((_embedding(decoder, prefix),), permuted=False))
-    if ROPE_FACTORS in index.tensors and decoder.attention is not None:
-        slots += slots_of((_rope_factors(decoder.attention),), permuted=False)
     for i, layer in enumerate(decoder.layers):
-        slots += slots_of(_layer_parameters(decoder, layer, i, prefix), permuted=permuted)
-        if isinstance(layer.mlp, MoE):
-            slots += layer.mlp.expert_slots(i, f"{prefix}layers.{i}.", index)
-    # GGUF files leave the output matrix out where it is tied, and say so nowhere else.
-    tied = decoder.tied or (index.container == "gguf" and "lm_head.weight" not in index.tensors)
-    slots += slots_of(_head(decoder, prefix, tied), permuted=False)
+        layout = layer.mlp.layout(f"{prefix}layers.{i}.", index) if isinstance(layer.mlp, MoE) else None
+        slots += slots_of(_layer_parameters(decoder, layer, i, prefix, layout), permuted=permuted)
+        if isinstance(layer.mlp, MoE) and layout is not None:
+            slots += layer.mlp.expert_slots(i, f"{prefix}layers.{i}.", layout)
+    slots += slots_of(_head(decoder, prefix), permuted=False)
     return tuple(slots)
 
 
@@ -134,14 +129,17 @@ def build(spec: ModelSpec, parts: ModelParts) -> DecoderModel:
     return DecoderModel(spec, _decoder(spec), parts)
 
 
-def stored_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Every parameter but the experts under its usual name: what a writer of checkpoints needs to know."""
+def stored_parameters(spec: ModelSpec, layout: ExpertLayout | None = None) -> tuple[Parameter, ...]:
+    """Every parameter but the experts under its usual name: what a writer of checkpoints needs to know.
+
+    ``layout`` is how the experts will be stored, which decides the router's name; by default as is usual.
+    """
     decoder = _decoder(spec)
     prefix = decoder.prefixes[0]
     found = [_embedding(decoder, prefix)]
     for i, layer in enumerate(decoder.layers):
-        found += _layer_parameters(decoder, layer, i, prefix)
-    head = _head(decoder, prefix, decoder.tied)
+        found += _layer_parameters(decoder, layer, i, prefix, layout)
+    head = _head(decoder, prefix)
     return (*found, *(head[:1] if decoder.tied else head))
 
 
@@ -182,13 +180,19 @@ def _layer_names(i: int, prefix: str, block: str = "") -> Names:
     return Names(f"layers.{i}.", f"{prefix}layers.{i}.{block}", i)
 
 
-def _layer_parameters(decoder: Decoder, layer: DecoderLayer, i: int, prefix: str) -> tuple[Parameter, ...]:
+def _layer_parameters(
+    decoder: Decoder, layer: DecoderLayer, i: int, prefix: str, layout: ExpertLayout | None = None
+) -> tuple[Parameter, ...]:
     names, shape, add = _layer_names(i, prefix), (decoder.hidden,), decoder.norm_offset
+    if isinstance(layer.mlp, MoE):
+        mlp_block = (layout or layer.mlp.usual_layout).block
+    else:
+        mlp_block = layer.mlp.stored_prefix
     return (
         names.vector("input_norm", "input_layernorm.weight", shape, add=add),
         *layer.mixer.parameters(_layer_names(i, prefix, layer.mixer.stored_prefix)),
         names.vector("post_norm", "post_attention_layernorm.weight", shape, add=add),
-        *layer.mlp.parameters(_layer_names(i, prefix, layer.mlp.stored_prefix)),
+        *layer.mlp.parameters(_layer_names(i, prefix, mlp_block)),
     )
 
 
@@ -196,13 +200,9 @@ def _embedding(decoder: Decoder, prefix: str) -> Parameter:
     return Names("", prefix).matrix("embedding", "embed", _EMBEDDING, (decoder.vocab_size, decoder.hidden))
 
 
-def _rope_factors(attention: Attention) -> Parameter:
-    return Names("", "").vector("rope_factors", ROPE_FACTORS, (attention.rope.rotary_dim // 2,), dtype="float32")
-
-
-def _head(decoder: Decoder, prefix: str, tied: bool) -> tuple[Parameter, Parameter]:
+def _head(decoder: Decoder, prefix: str) -> tuple[Parameter, Parameter]:
     shape = (decoder.vocab_size, decoder.hidden)
-    stored = prefix + _EMBEDDING if tied else "lm_head.weight"
+    stored = prefix + _EMBEDDING if decoder.tied else "lm_head.weight"
     return (
         Names("", prefix).vector("final_norm", "norm.weight", (decoder.hidden,), add=decoder.norm_offset),
         Names("", "").matrix("linear", "lm_head", stored, shape),
@@ -277,4 +277,4 @@ class DecoderModel:
 def _cos_sin(spec: ModelSpec, decoder: Decoder, parts: ModelParts) -> Tensor | None:
     if decoder.attention is None:
         return None
-    return decoder.attention.rope.table(spec.max_context_tokens, parts.device, parts.weights.get("rope_factors"))
+    return decoder.attention.rope.table(spec.max_context_tokens, parts.device)

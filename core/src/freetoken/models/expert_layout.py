@@ -20,33 +20,37 @@ class ExpertSizes:
 
 @frozen
 class ExpertLayout:
-    """One form. ``tensors(sizes)`` gives the stored names, after the layer's prefix, with their shapes;
+    """One form. ``block`` is the prefix of the router and of a shared expert; ``tensors(sizes)`` gives the stored names, after the layer's prefix, with their shapes;
     ``sources(prefix, expert, sizes)`` says where one expert's gate, up and down are."""
 
     name: str
+    block: str
     tensors: Callable[[ExpertSizes], Mapping[str, tuple[int, ...]]]
     sources: Callable[[str, int, ExpertSizes], tuple[Source, Source, Source]]
 
 
-def find_layout(index: CheckpointIndex, prefix: str, sizes: ExpertSizes) -> ExpertLayout:
-    """The layout that ``index`` shows under ``prefix``; the first of ``LAYOUTS`` where it shows none.
+def find_layout(index: CheckpointIndex, prefix: str, sizes: ExpertSizes, usual: ExpertLayout) -> ExpertLayout:
+    """The layout that ``index`` shows under ``prefix``; ``usual`` where it shows none.
 
-    A layout is recognised by any of its tensors, so that a missing expert is reported as missing and not as another
-    layout. Two layouts that differ in the order of axes are told apart by shape.
+    A layout is recognised by the larger part of its tensors, so that a missing expert is reported as missing and not as
+    another layout; two that differ in the order of axes are told apart by shape.
     """
-    for layout in LAYOUTS:
-        shapes = layout.tensors(sizes)
-        stored = [n for n in shapes if prefix + n in index.tensors]
-        if stored and all(index.tensors[prefix + n].shape == shapes[n] for n in stored):
-            return layout
-    # Shapes that fit no layout are the loader's to refuse, by the slot's name and shape.
-    by_name = (c for c in LAYOUTS if any(prefix + n in index.tensors for n in c.tensors(sizes)))
-    return next(by_name, LAYOUTS[0])
+    candidates = (usual, *(layout for layout in LAYOUTS.values() if layout is not usual))
+    return max(candidates, key=lambda layout: _likeness(layout, index, prefix, sizes))
 
 
-def _one_each(name: str, pattern: str, gate: str, up: str, down: str) -> ExpertLayout:
+def _likeness(layout: ExpertLayout, index: CheckpointIndex, prefix: str, sizes: ExpertSizes) -> tuple[bool, float]:
+    """Whether the stored tensors of these names have the layout's shapes, and which share of the names is stored."""
+    shapes = {prefix + name: shape for name, shape in layout.tensors(sizes).items()}
+    stored = {name: index.tensors[name].shape for name in shapes if name in index.tensors}
+    return all(shape == shapes[name] for name, shape in stored.items()), len(stored) / len(shapes)
+
+
+def _one_each(name: str, block: str, gate: str, up: str, down: str) -> ExpertLayout:
+    """A tensor for each matrix of each expert: gate and up ``[I, H]``, down ``[H, I]``."""
+
     def stored(expert: int, part: str) -> str:
-        return pattern.format(expert=expert, part=part)
+        return f"{block}experts.{expert}.{part}.weight"
 
     def tensors(s: ExpertSizes) -> Mapping[str, tuple[int, ...]]:
         wide, tall = (s.intermediate, s.hidden), (s.hidden, s.intermediate)
@@ -60,7 +64,7 @@ def _one_each(name: str, pattern: str, gate: str, up: str, down: str) -> ExpertL
             Source(prefix + stored(expert, down)),
         )
 
-    return ExpertLayout(name, tensors, sources)
+    return ExpertLayout(name, block, tensors, sources)
 
 
 def _stacked(name: str, gate_up: str, down: str, transpose: bool) -> ExpertLayout:
@@ -80,7 +84,7 @@ def _stacked(name: str, gate_up: str, down: str, transpose: bool) -> ExpertLayou
             Source(prefix + down, index=expert, transpose=transpose),
         )
 
-    return ExpertLayout(name, tensors, sources)
+    return ExpertLayout(name, "mlp.", tensors, sources)
 
 
 def _stacked_apart(name: str, gate: str, up: str, down: str) -> ExpertLayout:
@@ -97,19 +101,26 @@ def _stacked_apart(name: str, gate: str, up: str, down: str) -> ExpertLayout:
             Source(prefix + down, index=expert),
         )
 
-    return ExpertLayout(name, tensors, sources)
+    return ExpertLayout(name, "mlp.", tensors, sources)
 
 
-LAYOUTS = (
-    _one_each("one-each", "mlp.experts.{expert}.{part}.weight", "gate_proj", "up_proj", "down_proj"),
-    _one_each("one-each-mixtral", "block_sparse_moe.experts.{expert}.{part}.weight", "w1", "w3", "w2"),
-    _stacked("stacked", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=False),
-    _stacked("stacked-transposed", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True),
-    _stacked_apart(
-        "stacked-apart",
-        "mlp.experts.gate_proj.weight",
-        "mlp.experts.up_proj.weight",
-        "mlp.experts.down_proj.weight",
-    ),
-)
-"""Every published form, the one that most families' checkpoints use first."""
+ONE_EACH = _one_each("one-each", "mlp.", "gate_proj", "up_proj", "down_proj")
+ONE_EACH_MIXTRAL = _one_each("one-each-mixtral", "block_sparse_moe.", "w1", "w3", "w2")
+
+LAYOUTS: Mapping[str, ExpertLayout] = {
+    layout.name: layout
+    for layout in (
+        ONE_EACH,
+        ONE_EACH_MIXTRAL,
+        _stacked("stacked", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=False),
+        _stacked("stacked-transposed", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True),
+        _stacked("stacked-weight", "mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight", transpose=False),
+        _stacked_apart(
+            "stacked-apart",
+            "mlp.experts.gate_proj.weight",
+            "mlp.experts.up_proj.weight",
+            "mlp.experts.down_proj.weight",
+        ),
+    )
+}
+"""Every published form by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -23,7 +24,8 @@ L2_EPS = 1e-6
 class GatedDelta:
     """Sizes of one gated delta net: ``k_heads`` query and key heads of ``k_dim``, ``v_heads`` value heads of ``v_dim``.
 
-    ``conv_width`` is that of the causal convolution over the stacked query, key and value channels.
+    ``conv_width`` is that of the causal convolution over the stacked query, key and value channels. ``by_key_head``
+    says that files keep one projection for q, k, v, z and one for b, a, whose rows go key head by key head.
     """
 
     hidden: int
@@ -33,6 +35,7 @@ class GatedDelta:
     v_dim: int
     conv_width: int
     eps: float
+    by_key_head: bool = False
     stored_prefix: str = "linear_attn."
 
     @property
@@ -53,17 +56,28 @@ class GatedDelta:
         return RecurrentState(((self.channels, self.conv_width - 1), (self.v_heads, self.k_dim, self.v_dim)), "float32")
 
     def parameters(self, names: Names) -> tuple[Parameter, ...]:
-        qkv, z = ("in_proj_qkv", self.channels, 0), ("in_proj_z", self.v_rows, 0)
-        beta, decay = ("in_proj_b", self.v_heads, 0), ("in_proj_a", self.v_heads, 0)
         return (
-            names.linear("qkvz", qkv, z, cols=self.hidden),
-            # Apart from qkvz: quantised checkpoints keep these few rows unquantised.
-            names.linear("ba", beta, decay, cols=self.hidden),
+            *(self._mixed_projections(names) if self.by_key_head else self._projections(names)),
             names.vector("conv", "conv1d.weight", (self.channels, 1, self.conv_width)),
             names.vector("a_log", "A_log", (self.v_heads,), dtype="float32"),
             names.vector("dt_bias", "dt_bias", (self.v_heads,), dtype="float32"),
             names.vector("norm", "norm.weight", (self.v_dim,)),
             names.linear("out", ("out_proj", self.hidden, 0), cols=self.v_rows),
+        )
+
+    def _projections(self, names: Names) -> tuple[Parameter, Parameter]:
+        # b and a stay apart from the rest: quantised checkpoints keep these few rows unquantised.
+        qkv, z = ("in_proj_qkv", self.channels, 0), ("in_proj_z", self.v_rows, 0)
+        beta, decay = ("in_proj_b", self.v_heads, 0), ("in_proj_a", self.v_heads, 0)
+        return names.linear("qkvz", qkv, z, cols=self.hidden), names.linear("ba", beta, decay, cols=self.hidden)
+
+    def _mixed_projections(self, names: Names) -> tuple[Parameter, Parameter]:
+        share = self.v_heads // self.k_heads
+        qkvz = _by_kind(self.k_heads, (self.k_dim, self.k_dim, share * self.v_dim, share * self.v_dim))
+        ba = _by_kind(self.k_heads, (share, share))
+        return (
+            names.rows("qkvz", "in_proj_qkvz", qkvz, self.hidden),
+            names.rows("ba", "in_proj_ba", ba, self.hidden),
         )
 
     def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
@@ -135,3 +149,12 @@ class GatedDeltaBlock:
         """``beta`` and the logarithm of the decay, ``[T, Hv]`` f32 each."""
         b, a = self.ba(x).float().chunk(2, dim=-1)
         return b.sigmoid(), self.rate * self.softplus(a + self.dt_bias)
+
+
+def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[range]:
+    """Row ranges of a projection that goes head by head, in the order kind by kind."""
+    return [
+        range(head * sum(sizes) + start, head * sum(sizes) + start + size)
+        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+        for head in range(heads)
+    ]

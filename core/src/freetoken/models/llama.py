@@ -29,7 +29,8 @@ def read_config(config: Mapping[str, object], dtype: str) -> ModelSpec:
     refuse_sliding_window(reader)
     bias = reader.flag("attention_bias", False)
     attention = read_attention(reader, qkv_bias=bias, o_bias=bias)
-    mlp = read_mixtral_moe(reader) if reader.has("num_local_experts") else read_dense_mlp(reader)
+    sparse = reader.integer("num_local_experts", 0, minimum=0) > 0
+    mlp = read_mixtral_moe(reader) if sparse else read_dense_mlp(reader)
     layer = decoder.DecoderLayer(attention, mlp)
     return read_decoder(reader, dtype, NAME, [layer] * reader.integer("num_hidden_layers"))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from freetoken.models.dense_mlp import DenseMLP
-from freetoken.models.expert_layout import ExpertSizes, find_layout
+from freetoken.models.expert_layout import ONE_EACH, ExpertLayout, ExpertSizes, find_layout
 from freetoken.models.weight_names import Names, Parameter
 from freetoken.plugin.protocols import ModelParts, MoEStrategy
 from freetoken.vocab.ops import OpShape
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class MoE:
     """Sizes of one expert layer. ``shared_intermediate`` is 0 without a shared expert, whose sigmoid gate scales it.
 
-    ``renormalise`` makes the chosen weights sum to one. Experts lie under the layer's prefix, the rest under
-    ``stored_prefix``.
+    ``renormalise`` makes the chosen weights sum to one. ``usual_layout`` is how the family's checkpoints mostly keep
+    experts.
     """
 
     hidden: int
@@ -31,7 +31,7 @@ class MoE:
     top_k: int
     renormalise: bool
     shared_intermediate: int = 0
-    stored_prefix: str = "mlp."
+    usual_layout: ExpertLayout = ONE_EACH
 
     @property
     def sizes(self) -> ExpertSizes:
@@ -53,9 +53,13 @@ class MoE:
         gate = names.linear("shared_gate", ("shared_expert_gate", 1, 0), cols=self.hidden)
         return (router, gate, *self.shared.parameters(_shared_names(names)))
 
-    def expert_slots(self, layer: int, prefix: str, index: CheckpointIndex) -> tuple[WeightSlot, ...]:
-        """One slot for each expert, in the layout that ``index`` shows under ``prefix``."""
-        layout, shape = find_layout(index, prefix, self.sizes), (self.hidden, self.intermediate)
+    def layout(self, prefix: str, index: CheckpointIndex) -> ExpertLayout:
+        """How ``index`` keeps the experts of the layer under ``prefix``."""
+        return find_layout(index, prefix, self.sizes, self.usual_layout)
+
+    def expert_slots(self, layer: int, prefix: str, layout: ExpertLayout) -> tuple[WeightSlot, ...]:
+        """One slot for each expert of the layer under ``prefix``."""
+        shape = (self.hidden, self.intermediate)
         return tuple(
             WeightSlot(
                 f"layers.{layer}.experts.{e}",

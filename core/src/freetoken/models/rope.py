@@ -40,10 +40,10 @@ class Rope:
     stretch: float = 1.0
     llama3: Llama3Scaling | None = None
 
-    def table(self, tokens: int, device: Device, factors: Tensor | None = None) -> Tensor:
+    def table(self, tokens: int, device: Device) -> Tensor:
         """``cos_sin [tokens, rotary_dim] f32``: row ``p`` holds the cosines, then the sines, of position ``p``.
 
-        ``factors [rotary_dim / 2]`` divide the frequencies; GGUF files store Llama 3's scaling in this form.
+        Angles are rounded to float32 before the cosine is taken, as the models were trained.
         """
         import torch
 
@@ -51,14 +51,12 @@ class Rope:
         frequencies = 1.0 / (self.theta**exponents)
         if self.llama3 is not None:
             frequencies = _blended(frequencies, self.llama3)
-        if factors is not None:
-            frequencies = frequencies / factors.float().cpu()
         frequencies = (frequencies / self.stretch).to(device.torch_name)
         angles = torch.arange(tokens, dtype=torch.float32, device=device.torch_name)[:, None] * frequencies
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-def read_rope(config: ConfigReader, head_dim: int, default_theta: float = 10000.0) -> Rope:
+def read_rope(config: ConfigReader, head_dim: int, default_theta: float = 10000.0, default_share: float = 1.0) -> Rope:
     """The rotary embedding that ``config`` asks for; both the older keys and ``rope_parameters`` are understood.
 
     Raises ``CheckpointError`` for a kind of scaling that is not implemented.
@@ -69,7 +67,7 @@ def read_rope(config: ConfigReader, head_dim: int, default_theta: float = 10000.
     nested.refuse_unless(kind_key, *IMPLEMENTED_TYPES, default="default")
     kind = nested.text(kind_key, "default")
     theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
-    share = nested.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    share = nested.number("partial_rotary_factor", config.number("partial_rotary_factor", default_share))
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise config.refusal("partial_rotary_factor", f"{share} of head size {head_dim} is not an even number of dims")

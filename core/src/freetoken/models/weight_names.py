@@ -16,11 +16,15 @@ from freetoken.vocab.weight import CheckpointIndex, Source, WeightSlot
 
 @frozen
 class Piece:
-    """One stored tensor, taken whole. ``rope_heads`` is set where its rows are heads that rotary embedding turns."""
+    """One stored tensor, or the ``rows`` of it, and the piece's own shape.
+
+    ``rope_heads`` is set where the rows are heads that rotary embedding turns.
+    """
 
     tensor: str
     shape: tuple[int, ...]
     rope_heads: int = 0
+    rows: tuple[int, int] | None = None
 
 
 @frozen
@@ -57,6 +61,12 @@ class Names:
         taken = tuple(Piece(f"{self.stored}{n}.weight", (rows, cols), heads) for n, rows, heads in pieces)
         return Parameter(self.slot + slot, "linear", taken, layer=self.layer)
 
+    def rows(self, slot: str, tensor: str, pieces: Iterable[range], cols: int) -> Parameter:
+        """A matrix ``[O, cols]`` of row ranges of one stored tensor, in the given order."""
+        stored = f"{self.stored}{tensor}.weight"
+        taken = tuple(Piece(stored, (len(r), cols), rows=(r.start, r.stop)) for r in pieces)
+        return Parameter(self.slot + slot, "linear", taken, layer=self.layer)
+
     def matrix(self, kind: str, slot: str, tensor: str, shape: tuple[int, int]) -> Parameter:
         """A matrix that is stored under its full name as one tensor."""
         return Parameter(self.slot + slot, kind, (Piece(self.stored + tensor, shape),), layer=self.layer)
@@ -74,7 +84,10 @@ def slots_of(parameters: Iterable[Parameter], *, permuted: bool) -> tuple[Weight
         WeightSlot(
             p.slot,
             p.kind,
-            tuple(Source(piece.tensor, unpermute_heads=piece.rope_heads if permuted else 0) for piece in p.pieces),
+            tuple(
+                Source(piece.tensor, rows=piece.rows, unpermute_heads=piece.rope_heads if permuted else 0)
+                for piece in p.pieces
+            ),
             p.shape,
             p.dtype,
             layer=p.layer,

@@ -1,72 +1,21 @@
-"""A model on plain torch ops without plan, loader or scheduler: what family tests run."""
+"""Ragged batches through a model without scheduler or cache manager: what the tests of families run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from attrs import define, field
 from torch import Tensor
 
-from freetoken.ops.reference import REFERENCE
-from freetoken.ops.table import OpTable
-from freetoken.plugin.protocols import AttentionBackend, LoadedKernel, ModelParts, MoEStrategy, Step
+from freetoken.plugin.protocols import Step
 from freetoken.plugin.specs import ModelFamilySpec
-from freetoken.testing.stored import index_of, view_of
+from freetoken.testing.mini_model import PAGE_TOKENS, MiniModel, load_mini_model
 from freetoken.vocab.batch import Batch
 from freetoken.vocab.cache_spec import CacheSpec, PagedKV
-from freetoken.vocab.hardware import Device
-from freetoken.vocab.model_spec import AttentionGroup, ModelSpec
-from freetoken.vocab.weight import WeightSlot
 
-PAGE_TOKENS = 16
-
-
-class MiniAttention:
-    """Attention over pages, one sequence at a time, in float32."""
-
-    def __init__(self, group: AttentionGroup) -> None:
-        self.group = group
-
-    def plan(self, batch: Batch) -> Batch:
-        return batch
-
-    def forward(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, layer: int, plan: Batch) -> Tensor:
-        """``q [T, Hq, D]`` → ``[T, Hq, Dv]``."""
-        assert layer in self.group.layers, f"layer {layer} is not in the group"
-        outs, start = [], 0
-        for b, (new, prefix) in enumerate(zip(plan.query_lens, plan.prefix_lens, strict=True)):
-            pages = plan.page_table[b, : -(-(new + prefix) // k_pool.shape[1])].long()
-            k, v = (p[pages].flatten(0, 1)[: new + prefix].transpose(0, 1) for p in (k_pool, v_pool))
-            seen = torch.arange(new + prefix) <= torch.arange(prefix, prefix + new)[:, None]
-            rows = q[start : start + new].transpose(0, 1)
-            out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=self.group.scale, enable_gqa=True)
-            outs.append(out.transpose(0, 1))
-            start += new
-        return torch.cat(outs)
-
-
-class MiniExperts:
-    """All experts of all layers in stacked banks."""
-
-    def __init__(self, experts: Mapping[tuple[int, int], tuple[Tensor, Tensor, Tensor]]) -> None:
-        self.banks: dict[int, dict[str, Tensor]] = {}
-        for layer in sorted({layer for layer, _ in experts}):
-            chosen = [experts[key] for key in sorted(experts) if key[0] == layer]
-            self.banks[layer] = {
-                "gate_up": torch.stack([torch.cat(e[:2]) for e in chosen]),
-                "down": torch.stack([e[2] for e in chosen]),
-            }
-
-    def start(self, layer: int, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        out: Tensor = REFERENCE["experts"](hidden, weights, experts, self.banks[layer])
-        return out
-
-    def finish(self, pending: Tensor) -> Tensor:
-        return pending
+SEQUENCES = 64
 
 
 @define
@@ -81,33 +30,20 @@ class MiniSequence:
 class MiniRunner:
     """Runs batches of sequences; every step returns the logits of every new token.
 
-    ``tensors`` are the checkpoint's, by stored name; they are loaded in float32. Pages are handed out in a scattered
-    order, so that a layer that mistakes pages for positions is found out.
+    Pages are handed out in a scattered order and pools start out full of a large number, so that a layer that mistakes
+    pages for positions, or reads what it never wrote, is found out.
     """
 
-    def __init__(
-        self, family: ModelFamilySpec, config: Mapping[str, object], tensors: Mapping[str, Tensor], *, pages: int = 128
-    ) -> None:
-        self.spec: ModelSpec = family.read_config(config, "float32")
-        self.slots = family.weights(self.spec, index_of(tensors))
-        kernels = {
-            shape: LoadedKernel(REFERENCE[shape.op]) for _, s in family.op_shapes(self.spec, "float32") for shape in s
-        }
-        experts = {
-            (slot.layer, slot.expert): tuple(_pieces(slot, tensors)) for slot in self.slots if slot.kind == "experts"
-        }
-        self.parts = ModelParts(
-            {slot.name: _bound(slot, tensors) for slot in self.slots if slot.kind != "experts"},
-            OpTable(kernels),  # type: ignore[arg-type]
-            {g.name: cast(AttentionBackend, MiniAttention(g)) for g in self.spec.attention},
-            cast(MoEStrategy, MiniExperts(cast(Any, experts))) if experts else None,
-            Device(),
-            "float32",
-        )
-        self.model = family.build(self.spec, self.parts)
-        self.free_pages = list(torch.randperm(pages, generator=torch.Generator().manual_seed(7)).tolist())
-        self.caches = [_pools(cache, pages, 64) for cache in self.spec.caches]
+    def __init__(self, model: MiniModel, *, pages: int = 128) -> None:
+        self.loaded = model
+        self.spec, self.parts, self.model = model.spec, model.parts, model.model
+        self.free_pages: list[int] = torch.randperm(pages, generator=torch.Generator().manual_seed(7)).tolist()
+        self.caches = [_pools(cache, pages) for cache in self.spec.caches]
         self.sequences = 0
+
+    @classmethod
+    def open(cls, family: ModelFamilySpec, path: Path, *, dtype: str = "float32") -> MiniRunner:
+        return cls(load_mini_model(family, path, dtype=dtype))
 
     def new_sequence(self) -> MiniSequence:
         self.sequences += 1
@@ -117,10 +53,14 @@ class MiniRunner:
     def step(self, work: Sequence[tuple[MiniSequence, Sequence[int]]]) -> list[Tensor]:
         """Bring each sequence its new tokens, all in one ragged batch → logits ``[new tokens, V]`` for each."""
         batch = self._batch(work)
-        step = Step(batch, {n: b.plan(batch) for n, b in self.parts.attention.items()}, self.caches)
+        step = Step(batch, {name: backend.plan(batch) for name, backend in self.parts.attention.items()}, self.caches)
+        if self.parts.moe is not None:
+            self.parts.moe.begin_step(batch)
         hidden = self.model.embed(batch)
         for layer in self.model.layers:
             hidden = layer.forward(hidden, step)
+        if self.parts.moe is not None:
+            self.parts.moe.end_step()
         logits = self.model.head(hidden[batch.logit_rows])
         for sequence, tokens in work:
             sequence.tokens += len(tokens)
@@ -165,27 +105,10 @@ class MiniRunner:
         )
 
 
-def _pieces(slot: WeightSlot, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    return [view_of(tensors[s.tensor], s).float() for s in slot.sources]
-
-
-def _bound(slot: WeightSlot, tensors: Mapping[str, Tensor]) -> Any:
-    stacked = torch.cat(_pieces(slot, tensors))
-    assert tuple(stacked.shape) == slot.shape, f"{slot.name}: {tuple(stacked.shape)} is not {slot.shape}"
-    if slot.kind == "vector":
-        return stacked + slot.add
-    return partial(_swapped, REFERENCE[slot.kind], stacked)
-
-
-def _swapped(op: Any, packed: Tensor, x: Tensor) -> Any:
-    return op(x, packed)
-
-
-def _pools(cache: CacheSpec, pages: int, slots: int) -> tuple[Tensor, ...]:
-    """Pools filled with a value that spoils every result it leaks into."""
+def _pools(cache: CacheSpec, pages: int) -> tuple[Tensor, ...]:
     shapes: list[tuple[int, ...]]
     if isinstance(cache, PagedKV):
         shapes = [(pages, PAGE_TOKENS, cache.heads, dim) for dim in (cache.k_dim, cache.v_dim)]
     else:
-        shapes = [(slots, *shape) for shape in cache.shapes]
-    return tuple(torch.full(shape, 1e3) for shape in shapes)
+        shapes = [(SEQUENCES, *shape) for shape in cache.shapes]
+    return tuple(torch.full(shape, 1e3, dtype=getattr(torch, cache.dtype)) for shape in shapes)
