@@ -128,7 +128,8 @@ def trained_metadata(trained_backend: Tokenizer) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def spm_metadata() -> dict[str, Any]:
     """A SentencePiece vocabulary: controls, 256 bytes, some pieces, the characters they are made of."""
-    pieces = "▁t ▁the he in ▁a er on ▁quick qu ck ▁s an 你好 llo ▁▁ ▁▁▁▁ ui uick".split(" ")
+    pieces = ["▁t", "▁the", "he", "in", "▁a", "er", "on", "▁quick", "qu", "ck", "▁s", "an", "你好", "llo"]
+    pieces += ["▁▁", "▁▁▁▁", "ui", "uick"]
     chars = sorted(set("".join(pieces) + "abcdefghijklmnopqrstuvwxyz▁你好."))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *chars]
     return {

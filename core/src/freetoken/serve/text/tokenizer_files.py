@@ -23,22 +23,23 @@ _NAMED_TEMPLATES = "additional_chat_templates"
 
 
 def parts_from_directory(path: Path) -> TokenizerParts:
-    """Read every file that says something about the tokenizer; ``CheckpointError`` names the file at fault."""
+    """Read every file that says something about the tokenizer; ``CheckpointError`` names the file at fault.
+
+    What stands around a text is the post-processor's business: like transformers, ``tokenizer.json`` goes before the
+    ``add_bos_token`` of ``tokenizer_config.json``, which older tools left there with whatever value.
+    """
     config = _read_json(path / _CONFIG)
     special_tokens = _special_tokens(path / _CONFIG, {**_read_json(path / _SPECIAL_MAP), **config})
     backend = _read_backend(path)
     _add_listed_tokens(backend, config, path / _CONFIG)
     _mark_special(backend, special_tokens)
     text = _decoding(backend, path / _TOKENIZER)
-    add_bos, add_eos = _wanted_ends(config, path / _CONFIG)
     eos_id = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     return TokenizerParts(
         backend,
         text.spelling,
         special_tokens=special_tokens,
         eos_ids=() if eos_id is None else (eos_id,),
-        add_bos=add_bos,
-        add_eos=add_eos,
         leading_space=text.leading_space,
         added_spelling=text.added_spelling,
         chat_templates=_chat_templates(path, config),
@@ -120,15 +121,6 @@ def _mark_special(backend: Tokenizer, special_tokens: Mapping[str, str]) -> None
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in marked]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
-
-
-def _wanted_ends(config: Mapping[str, Any], file: Path) -> tuple[bool | None, bool | None]:
-    """``add_bos_token`` and ``add_eos_token``; ``(None, None)`` leaves it to ``tokenizer.json``."""
-    flags = config.get("add_bos_token"), config.get("add_eos_token")
-    for key, flag in zip(("add_bos_token", "add_eos_token"), flags, strict=True):
-        if flag is not None and not isinstance(flag, bool):
-            raise CheckpointError(f"{file}: {key}", f"it is {flag!r}, not true or false")
-    return flags
 
 
 # ------------------------------------------------------------------------------------------- decoding
