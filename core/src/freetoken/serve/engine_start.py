@@ -58,7 +58,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
             threads=options.threads,
             prefix_cache=options.prefix_cache,
         )
-        eos = GenerationDefaults.read(checkpoint.generation_config).eos_token_ids
+        eos = GenerationDefaults.from_config(checkpoint.generation_config).eos_token_ids
     core = EngineCore(
         engine=built.engine,
         cache=built.cache,
