@@ -54,10 +54,13 @@ class GGUFTensor:
 
 
 class Strings(Sequence[str]):
-    """An array of strings kept as the file's bytes and decoded on first use; ``ValueError`` if one is not UTF-8."""
+    """An array of strings, kept as the file's bytes and decoded on first use.
 
-    def __init__(self, raw: bytes, count: int) -> None:
-        self._raw, self._count = raw, count
+    Using it raises ``CheckpointError`` naming ``what`` it is when a string is not UTF-8.
+    """
+
+    def __init__(self, raw: bytes, count: int, what: str) -> None:
+        self._raw, self._count, self._what = raw, count, what
         self._decoded: list[str] | None = None
 
     def __len__(self) -> int:
@@ -78,13 +81,19 @@ class Strings(Sequence[str]):
 
     def _strings(self) -> list[str]:
         if self._decoded is None:
-            raw, at, length_at, out = self._raw, 0, struct.Struct("<Q").unpack_from, []
-            for _ in range(self._count):
-                stop = at + 8 + length_at(raw, at)[0]
-                out.append(raw[at + 8 : stop].decode())
-                at = stop
-            self._decoded = out
+            try:
+                self._decoded = self._decode()
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"read {self._what}", f"not UTF-8: {error}", "download the file again") from None
         return self._decoded
+
+    def _decode(self) -> list[str]:
+        raw, at, length_at, out = self._raw, 0, struct.Struct("<Q").unpack_from, []
+        for _ in range(self._count):
+            stop = at + 8 + length_at(raw, at)[0]
+            out.append(raw[at + 8 : stop].decode())
+            at = stop
+        return out
 
 
 class GGUFFile:
@@ -215,7 +224,7 @@ class _Cursor:
             if at > last:
                 self._require(at + 8 - start, key)
             at += 8 + length_at(buffer, at)[0]
-        return Strings(self.take(at - start, key), count)
+        return Strings(self.take(at - start, key), count, f"{key} in {self.path}")
 
     def tensor(self) -> GGUFTensor:
         name = self.text("a tensor's name")

@@ -149,7 +149,7 @@ def _rope_scaling(gguf: GGUFFile, architecture: str, config: Mapping[str, object
 
 def _llama3_scaling(gguf: GGUFFile, config: Mapping[str, object]) -> dict[str, object]:
     factors = _floats(gguf, "rope_freqs.weight")
-    factor = _shortest(max(factors))
+    factor = float(f"{max(factors):.5g}")  # converters may have computed it in float32
     theta = config["rope_theta"]
     assert isinstance(theta, int | float), "rope.freq_base is a number or absent"
     expected = llama3_factors(len(factors), float(theta), factor)

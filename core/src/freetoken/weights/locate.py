@@ -82,7 +82,7 @@ def locate(model: str | None, *, installed: Sequence[InstalledModel] | None = No
     if model is None:
         return _only(packages)
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return _local(model, path)
     named = [p for p in packages if model.lower() in (p.short_name, p.distribution)]
     if len(named) == 1:
