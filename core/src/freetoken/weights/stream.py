@@ -59,6 +59,7 @@ class _Stream:
         self._slots = sorted(slots, key=self._position)
         self._sizes = [sum(self._source_bytes(s) for s in slot.sources) for slot in self._slots]
         self._last_use = {s.tensor: at for at, slot in enumerate(self._slots) for s in slot.sources}
+        self._open: dict[str, StoredTensor] = {}  # views that a later slot takes from too
         self._reported = 0.0
 
     def run(self) -> None:
@@ -76,13 +77,17 @@ class _Stream:
     def _taken(self, slot: WeightSlot) -> tuple[StoredTensor, ...]:
         out = []
         for source in slot.sources:
-            stored = self._checkpoint.read(source.tensor)
+            stored = self._open.get(source.tensor)
+            if stored is None:
+                stored = self._open[source.tensor] = self._checkpoint.read(source.tensor)
             out.append(self._checkpoint.codec(stored.format).take(stored, source))
         return tuple(out)
 
     def _release(self, slot: WeightSlot, at: int) -> None:
         for source in slot.sources:
             whole = self._last_use[source.tensor] == at  # neighbours' pages mapped along the way go too
+            if whole:
+                self._open.pop(source.tensor, None)
             for extent in self._checkpoint.entries[source.tensor].parts.values():
                 start, length = (extent.start, extent.num_bytes) if whole else _range(extent, source)
                 extent.file.release(start, length)
