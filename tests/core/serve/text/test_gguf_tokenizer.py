@@ -180,6 +180,57 @@ def test_numpy_arrays_serve_as_lists(trained_metadata: dict[str, Any], byte_leve
     assert ours.special_ids == byte_level_tokenizer.special_ids
 
 
+@pytest.mark.model
+def test_the_engines_own_reader_gives_the_same_tokenizer(smollm2: TextTokenizer, smollm2_file: Path) -> None:
+    """Second implementation: ``weights.gguf`` instead of the tests' reader."""
+    from freetoken.weights.gguf import GGUFFile
+
+    ours = TextTokenizer.from_gguf(GGUFFile(smollm2_file).metadata)
+    assert ours.encode("Hello, 你好 <|im_end|>") == smollm2.encode("Hello, 你好 <|im_end|>")
+    assert (ours.vocab_size, ours.special_ids, ours.eos_ids) == (
+        smollm2.vocab_size,
+        smollm2.special_ids,
+        smollm2.eos_ids,
+    )
+
+
+def test_tokens_that_are_no_utf8_are_refused(trained_metadata: dict[str, Any]) -> None:
+    import struct
+
+    from freetoken.weights.gguf import Strings
+
+    broken = Strings(struct.pack("<Q", 2) + b"\xff\xfe", 1)
+    with pytest.raises(CheckpointError, match="UTF-8"):
+        TextTokenizer.from_gguf({**trained_metadata, "tokenizer.ggml.tokens": broken})
+
+
+def test_only_rules_that_say_so_take_a_whole_word_without_merges(trained_metadata: dict[str, Any]) -> None:
+    """Oracle: the published Llama 3 tokenizer's ``ignore_merges``; the word is a token that no merge makes."""
+    tokens = [*trained_metadata["tokenizer.ggml.tokens"], "zzqzz"]
+    kinds = [*trained_metadata["tokenizer.ggml.token_type"], 1]
+    grown = {**trained_metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+
+    def encode(pre: str) -> list[int]:
+        return TextTokenizer.from_gguf({**grown, "tokenizer.ggml.pre": pre}).encode("zzqzz", add_special=False)
+
+    assert encode("llama-bpe") == [len(tokens) - 1]
+    assert len(encode("qwen2")) > 1
+
+
+def test_only_rules_that_say_so_compose_characters(trained_metadata: dict[str, Any]) -> None:
+    """Oracle: ``unicodedata``'s NFC, which the published Qwen tokenizers apply and GPT-2's does not."""
+    import unicodedata
+
+    text = "cafe\u0301 A\u030a"
+
+    def decoded(pre: str) -> str:
+        ours = TextTokenizer.from_gguf({**trained_metadata, "tokenizer.ggml.pre": pre})
+        return ours.decode(ours.encode(text, add_special=False))
+
+    assert decoded("qwen2") == unicodedata.normalize("NFC", text)
+    assert decoded("gpt-2") == text
+
+
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
 def test_lone_surrogates_are_refused(byte_level_tokenizer: TextTokenizer, text: str) -> None:
     with pytest.raises(UsageError, match="surrogate at position"):
@@ -279,10 +330,19 @@ def test_spm_unknown_characters_become_bytes(spm_tokenizer: TextTokenizer) -> No
     assert spm_tokenizer.token_bytes(spm_tokenizer.encode(" ", add_special=False)[0]) == b"  "
 
 
-def test_spm_text_that_spells_a_byte_piece_is_text(spm_tokenizer: TextTokenizer) -> None:
-    ids = spm_tokenizer.encode("<0x41>", add_special=False)
-    assert spm_tokenizer.decode(ids) == "<0x41>"
-    assert spm_tokenizer.token_id("<0x41>") not in ids
+def test_spm_text_that_spells_a_byte_piece_is_text(spm_metadata: dict[str, Any]) -> None:
+    """SentencePiece's rule: byte pieces are never merged to, even where their parts are pieces."""
+    parts = ["<0", "<0x", "<0x4", "<0x41", "<", "0", "x4", "4", "1", ">", "1>"]
+    grown = {
+        "tokenizer.ggml.tokens": [*spm_metadata["tokenizer.ggml.tokens"], *parts],
+        "tokenizer.ggml.token_type": [*spm_metadata["tokenizer.ggml.token_type"], *([1] * len(parts))],
+        "tokenizer.ggml.scores": [*spm_metadata["tokenizer.ggml.scores"], *(-100.0 - n for n in range(len(parts)))],
+    }
+    ours = TextTokenizer.from_gguf({**spm_metadata, **grown})
+    ids = ours.encode("<0x41>", add_special=False)
+    assert ours.token_id("<0x41") in ids
+    assert ours.token_id("<0x41>") not in ids
+    assert ours.decode(ids) == "<0x41>"
 
 
 def test_spm_space_prefix_follows_the_flag(spm_metadata: dict[str, Any], spm_tokenizer: TextTokenizer) -> None:

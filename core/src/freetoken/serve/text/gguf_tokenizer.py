@@ -246,9 +246,15 @@ class _Keys:
             return None
         if hasattr(value, "tolist"):  # an array of numbers may come as numpy's
             value = value.tolist()
-        if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(v, kind) for v in value):
+        if not isinstance(value, Sequence) or isinstance(value, str):
             raise CheckpointError(key, f"it is not a list of {_names(kind)}")
-        return list(value)
+        try:
+            values = list(value)
+        except UnicodeDecodeError as error:  # strings may be decoded only now
+            raise CheckpointError(key, f"it holds text that is not UTF-8: {error}") from error
+        if not all(isinstance(item, kind) for item in values):
+            raise CheckpointError(key, f"it is not a list of {_names(kind)}")
+        return values
 
     def starting_with(self, prefix: str) -> list[str]:
         return [key for key in self._metadata if key.startswith(prefix)]
