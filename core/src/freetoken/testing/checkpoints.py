@@ -118,7 +118,7 @@ def _stored_shapes(parameter: Parameter) -> dict[str, tuple[int, ...]]:
 def _random(parameter: Parameter, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     kind = parameter.slot.rpartition(".")[2]
     if parameter.kind == "embedding":
-        return torch.randn(shape, generator=generator)
+        return 0.3 * torch.randn(shape, generator=generator)
     if parameter.kind == "linear":
         return _matrix(shape, generator)
     if kind == "a_log":

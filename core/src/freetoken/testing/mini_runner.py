@@ -13,7 +13,7 @@ from freetoken.plugin.protocols import Step
 from freetoken.plugin.specs import ModelFamilySpec
 from freetoken.testing.mini_model import PAGE_TOKENS, MiniModel, load_mini_model
 from freetoken.vocab.batch import Batch
-from freetoken.vocab.cache_spec import CacheSpec, PagedKV
+from freetoken.vocab.cache_spec import CacheSpec, PagedKV, RecurrentState
 
 SEQUENCES = 64
 
@@ -48,6 +48,17 @@ class MiniRunner:
     def new_sequence(self) -> MiniSequence:
         self.sequences += 1
         return MiniSequence(self.sequences - 1)
+
+    def fork(self, donor: MiniSequence) -> MiniSequence:
+        """A sequence that starts from ``donor``'s pages and a copy of its recurrent state, like a prefix hit."""
+        assert donor.tokens % PAGE_TOKENS == 0, "only whole pages are shared"
+        heir = self.new_sequence()
+        heir.pages, heir.tokens = list(donor.pages), donor.tokens
+        for spec, pools in zip(self.spec.caches, self.caches, strict=True):
+            if isinstance(spec, RecurrentState):
+                for pool in pools:
+                    pool[heir.slot] = pool[donor.slot]
+        return heir
 
     @torch.inference_mode()
     def step(self, work: Sequence[tuple[MiniSequence, Sequence[int]]]) -> list[Tensor]:
