@@ -1,0 +1,3 @@
+"""Triton kernels for FreeToken. Importing this imports neither torch nor triton."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,124 @@
+"""``linear``: up to 16 rows by kernels that read the matrix at memory speed, more by the library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from freetoken.ops.triton_launch import memoised
+from freetoken.plugin.protocols import KernelSetup, LoadedKernel
+from freetoken.vocab.availability import Availability
+from freetoken.vocab.hardware import Device
+from freetoken.vocab.launch import Launch, LibraryCall, StepPoint, TensorArg, TritonLaunch
+from freetoken.vocab.ops import OpShape
+from freetoken_kernels_triton.tiles import GemmTile, blocks, dot_precision, fit_stages, next_power_of_2, row_multiple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GEMV = "freetoken_kernels_triton.linear_kernel:gemv_kernel"
+SKINNY = "freetoken_kernels_triton.linear_kernel:skinny_gemm_kernel"
+SKINNY_ROWS = 16
+"""Up to here a product reads little but the matrix; beyond, the library's tiles are as good."""
+
+
+def accepts(shape: OpShape) -> Availability:
+    """A matrix whose rows are aligned."""
+    if shape.cols % row_multiple(shape.dtype):
+        return Availability.no(f"{shape.cols} columns are not a multiple of {row_multiple(shape.dtype)}")
+    return Availability.yes()
+
+
+def gemv_tile(shape: OpShape, device: Device) -> GemmTile:
+    """Whole rows where they fit; enough programs for every multiprocessor, 64 bytes in flight in each thread."""
+    k = min(next_power_of_2(shape.cols), 4096 if shape.cols % 4096 == 0 else 2048)
+    n = max(1, 8192 // k)
+    while n > 1 and blocks(shape.rows, n) < 2 * (device.multiprocessors or 1):
+        n //= 2
+    return GemmTile(m=1, n=n, k=k, num_warps=4, num_stages=1)
+
+
+def skinny_tile(shape: OpShape, device: Device) -> GemmTile:
+    """Narrow blocks of outputs while the matrix is small, so that all multiprocessors pull; deep pipelines."""
+    n = 16
+    while n < 64 and blocks(shape.rows, 2 * n) >= 4 * (device.multiprocessors or 1):
+        n *= 2
+    k = 256 if n <= 32 else 128
+    return fit_stages(GemmTile(SKINNY_ROWS, n, min(k, max(16, next_power_of_2(shape.cols))), 4, 4), shape.dtype, device)
+
+
+def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLaunch:
+    """The one launch for ``rows ≤ SKINNY_ROWS``, ``x_stride`` elements apart."""
+    tensor = TensorArg(shape.dtype)
+    tensors = (("x", tensor), ("weight", tensor), ("out", tensor))
+    sizes = (("O", shape.rows), ("I", shape.cols))
+    if rows == 1:
+        tile = gemv_tile(shape, device)
+        return TritonLaunch(
+            kernel=GEMV,
+            args=tensors,
+            constexprs=(*sizes, ("BLOCK_N", tile.n), ("BLOCK_K", tile.k)),
+            grid=(blocks(shape.rows, tile.n), 1, 1),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    tile = skinny_tile(shape, device)
+    return TritonLaunch(
+        kernel=SKINNY,
+        args=(*tensors, ("rows", rows), ("x_stride", x_stride)),
+        constexprs=(
+            *sizes, ("BLOCK_M", tile.m), ("BLOCK_N", tile.n), ("BLOCK_K", tile.k),
+            ("PRECISION", dot_precision(shape.dtype)),
+        ),
+        grid=(blocks(shape.rows, tile.n), 1, 1),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[Launch, ...]:
+    """What one call on a step's tokens starts."""
+    if point.tokens <= SKINNY_ROWS:
+        return (launch(point.tokens, shape.cols, shape, device),)
+    return (library_call(shape, device),)
+
+
+def library_call(shape: OpShape, device: Device) -> LibraryCall:
+    """The library's product on this matrix's sizes, with scratch operands of its own."""
+    name = f"linear {shape.rows}x{shape.cols} {shape.dtype}"
+
+    def sweep(tokens: int) -> None:
+        import torch
+        import torch.nn.functional as F
+
+        dtype = getattr(torch, shape.dtype)
+        x = torch.empty((tokens, shape.cols), dtype=dtype, device=device.torch_name)
+        F.linear(x, torch.empty((shape.rows, shape.cols), dtype=dtype, device=device.torch_name))
+
+    return LibraryCall(name, sweep)
+
+
+def load(setup: KernelSetup) -> LoadedKernel:
+    import torch
+    import torch.nn.functional as F
+
+    from freetoken.ops.packing import pack_dense
+    from freetoken.vocab.weight import StoredTensor
+
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda rows, stride: launch(rows, stride, shape, device))
+    dtype = getattr(torch, setup.dtype)
+
+    def linear(x: Tensor, packed: Tensor) -> Tensor:
+        """``x [T, I]``, ``packed [O, I]`` → ``[T, O]``."""
+        rows = x.shape[0]
+        if rows > SKINNY_ROWS:
+            return F.linear(x, packed)
+        out = torch.empty((rows, shape.rows), dtype=x.dtype, device=x.device)
+        if rows:
+            bound(rows, x.stride(0))(x, packed, out)
+        return out
+
+    def pack(tensors: list[StoredTensor]) -> Tensor:
+        return pack_dense(tensors, setup.dequantise, dtype, device.torch_name)
+
+    return LoadedKernel(call=linear, pack=pack)

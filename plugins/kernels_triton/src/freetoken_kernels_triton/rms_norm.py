@@ -1,0 +1,56 @@
+"""``rms_norm``: one compiled kernel for every number of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from freetoken.ops.triton_launch import memoised
+from freetoken.plugin.protocols import KernelSetup, LoadedKernel
+from freetoken.vocab.hardware import Device
+from freetoken.vocab.launch import StepPoint, TensorArg, TritonLaunch
+from freetoken.vocab.ops import OpShape
+from freetoken_kernels_triton.rows import Rows
+from freetoken_kernels_triton.tiles import blocks, row_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KERNEL = "freetoken_kernels_triton.rms_norm_kernel:rms_norm_kernel"
+
+
+def launch(rows: Rows, eps: float, shape: OpShape) -> TritonLaunch:
+    """The one launch: ``rows`` of ``shape.cols`` elements."""
+    tile = row_tile(shape.cols)
+    tensor = TensorArg(shape.dtype)
+    return TritonLaunch(
+        kernel=KERNEL,
+        args=(
+            ("x", tensor), ("weight", tensor), ("out", tensor),
+            ("rows", rows.count), ("groups", rows.groups), ("x_stride", rows.stride),
+            ("x_group_stride", rows.group_stride), ("eps", eps),
+        ),
+        constexprs=(("N", shape.cols), ("BLOCK_ROWS", tile.rows), ("BLOCK_N", tile.cols)),
+        grid=(blocks(rows.count, tile.rows), 1, 1),
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+
+
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+    """What one call on a step's tokens starts."""
+    return (launch(Rows.packed(point.tokens, shape.cols), 1e-6, shape),)
+
+
+def load(setup: KernelSetup) -> LoadedKernel:
+    import torch
+
+    shape = setup.shape
+    bound = memoised(lambda rows, eps: launch(rows, eps, shape))
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """``x [..., N]`` with at most one axis between tokens and N, strided or not → contiguous, same shape."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if x.numel():
+            bound(Rows.of(x), eps)(x, weight, out)
+        return out
+
+    return LoadedKernel(call=rms_norm)

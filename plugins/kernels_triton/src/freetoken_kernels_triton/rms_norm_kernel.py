@@ -1,0 +1,30 @@
+"""RMS norm over the last axis of rows that lie in groups: row r is (r // groups, r % groups)."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_offsets(rows, groups, stride, group_stride, ALIGN: tl.constexpr):
+    """Element offsets of ``rows`` [R] in a strided [tokens, groups, N] tensor, int64."""
+    stride = tl.multiple_of(stride, ALIGN)
+    group_stride = tl.multiple_of(group_stride, ALIGN)
+    token = rows // groups
+    return token.to(tl.int64) * stride + (rows - token * groups).to(tl.int64) * group_stride
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "x_stride", "x_group_stride"])
+def rms_norm_kernel(
+    x, weight, out, rows, groups, x_stride, x_group_stride, eps,
+    N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tl.arange(0, BLOCK_N)
+    mask = (row[:, None] < rows) & (col[None, :] < N)
+    start = row_offsets(row, groups, x_stride, x_group_stride, ALIGN)
+    value = tl.load(x + start[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+    scale = tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)
+    inverse = 1.0 / tl.sqrt(tl.sum(value * value, axis=1) / N + eps)
+    normed = value * inverse[:, None] * scale[None, :]
+    tl.store(out + row.to(tl.int64)[:, None] * N + col[None, :], normed.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,32 @@
+"""Scatter of new keys and values into the paged pools."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy_heads(source, pool, token, slot, stride, head_stride, HEADS: tl.constexpr, D: tl.constexpr,
+               BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """One token's heads [HEADS, D] into a slot of a pool whose slots are contiguous."""
+    ALIGN: tl.constexpr = 128 // source.dtype.element_ty.primitive_bitwidth
+    head = tl.arange(0, BLOCK_HEADS)
+    dim = tl.arange(0, BLOCK_D)
+    mask = (head[:, None] < HEADS) & (dim[None, :] < D)
+    start = token.to(tl.int64) * tl.multiple_of(stride, ALIGN)
+    rows = head.to(tl.int64)[:, None] * tl.multiple_of(head_stride, ALIGN)
+    value = tl.load(source + start + rows + dim[None, :], mask=mask, other=0.0)
+    tl.store(pool + slot * (HEADS * D) + head[:, None] * D + dim[None, :], value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["k_stride", "k_head_stride", "v_stride", "v_head_stride"])
+def write_kv_kernel(
+    k, v, k_pool, v_pool, kv_slots, k_stride, k_head_stride, v_stride, v_head_stride,
+    HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):
+    """Program (token). A negative slot writes nothing."""
+    token = tl.program_id(0)
+    slot = tl.load(kv_slots + token)
+    if slot >= 0:
+        copy_heads(k, k_pool, token, slot, k_stride, k_head_stride, HEADS, K_DIM, BLOCK_HEADS, BLOCK_K)
+        copy_heads(v, v_pool, token, slot, v_stride, v_head_stride, HEADS, V_DIM, BLOCK_HEADS, BLOCK_V)

@@ -1,0 +1,110 @@
+"""Norms, rotary embedding, activation, cache write and router: strided rows, odd counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freetoken.ops import activation, kv_write, norms, rope, routing
+
+DTYPES = ["float32", "float16"]
+
+
+def _random(dtype: str, *shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [64, 136, 2048])
+def test_rms_norm_matches_reference(kernel, close, dtype, cols):
+    x, weight = _random(dtype, 5, cols), _random(dtype, cols)
+    close(kernel("rms_norm", dtype, cols=cols)(x, weight, 1e-6), norms.rms_norm(x.float(), weight.float(), 1e-6))
+
+
+def test_rms_norm_of_strided_heads_matches_reference(kernel, close):
+    packed, weight = _random("float16", 7, 5 * 32), _random("float16", 32)
+    heads = packed[:, 32:128].view(7, 3, 32)
+    got = kernel("rms_norm", "float16", cols=32)(heads, weight, 1e-6)
+    assert got.is_contiguous()
+    close(got, norms.rms_norm(heads.float(), weight.float(), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_matches_reference(kernel, close, dtype):
+    x, weight = _random(dtype, 3, 136), _random(dtype, 136)
+    residual = _random(dtype, 3, 272)[:, 136:]
+    normed, summed = kernel("add_rms_norm", dtype, cols=136)(x, residual, weight, 1e-5)
+    want_normed, want_summed = norms.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(summed, want_summed)
+    close(normed, want_normed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_rms_norm_matches_reference(kernel, close, dtype):
+    x, weight = _random(dtype, 5, 3, 32), _random(dtype, 32)
+    gate = _random(dtype, 5, 256)[:, 64:160].view(5, 3, 32)
+    got = kernel("gated_rms_norm", dtype, cols=32, kv_heads=3, v_dim=32)(x, gate, weight, 1e-6)
+    close(got, norms.gated_rms_norm(x.float(), gate.float(), weight.float(), 1e-6), scale=2)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 37])
+def test_l2norm_matches_reference(kernel, close, tokens):
+    x = _random("float16", tokens, 192)[:, 64:].view(tokens, 2, 64)
+    got = kernel("l2norm", "float16", cols=64, q_heads=2, head_dim=64)(x, 1e-6)
+    close(got, norms.l2norm(x.float(), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (64, 16), (96, 48)])
+def test_rope_matches_reference(kernel, close, dtype, dim, rotary):
+    tokens, q_heads, k_heads = 3, 5, 2
+    packed = _random(dtype, tokens, (q_heads + k_heads) * dim)
+    q = packed[:, : q_heads * dim].view(tokens, q_heads, dim)
+    k = packed[:, q_heads * dim :].view(tokens, k_heads, dim)
+    positions = torch.tensor([11, 0, 4])
+    angles = torch.rand(12, rotary // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    call = kernel("rope", dtype, q_heads=q_heads, kv_heads=k_heads, head_dim=dim, rotary_dim=rotary)
+    got_q, got_k = call(q, k, positions, table)
+    want_q, want_k = rope.rope(q.float(), k.float(), positions, table)
+    close(got_q, want_q)
+    close(got_k, want_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [40, 1100 // 4 * 4 + 4])
+def test_silu_and_mul_matches_reference(kernel, close, dtype, cols):
+    x = _random(dtype, 3, 2 * cols)
+    got = kernel("silu_and_mul", dtype, intermediate=cols)(x)
+    close(got, activation.silu_and_mul(x.float()), scale=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_kv_matches_reference_and_skips_negative_slots(kernel, dtype):
+    packed = _random(dtype, 4, 2 * 3 * 32)
+    k, v = packed[:, :96].view(4, 3, 32), packed[:, 96:].view(4, 3, 32)
+    k_pool, v_pool = _random(dtype, 3, 4, 3, 32), _random(dtype, 3, 4, 3, 32)
+    want_k, want_v = k_pool.clone(), v_pool.clone()
+    slots = torch.tensor([5, 11, -1, 0])
+    kernel("write_kv", dtype, kv_heads=3, head_dim=32, v_dim=32)(k, v, k_pool, v_pool, slots)
+    kept = slots >= 0
+    kv_write.write_kv(k[kept], v[kept], want_k, want_v, slots[kept])
+    assert torch.equal(k_pool, want_k)
+    assert torch.equal(v_pool, want_v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("experts", "top_k"), [(20, 3), (128, 8)])
+def test_router_topk_matches_reference_also_on_ties(kernel, dtype, renormalise, experts, top_k):
+    logits = (torch.randn(7, experts) * 2).round().to(getattr(torch, dtype))  # rounded: many ties
+    got_weights, got_experts = kernel("router_topk", dtype, experts=experts, top_k=top_k)(logits, top_k, renormalise)
+    weights, chosen = routing.router_topk(logits.float(), top_k, renormalise)
+    assert torch.equal(got_experts, chosen)
+    torch.testing.assert_close(got_weights, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_router_topk_of_nans_stays_inside_the_bank(kernel):
+    """Property: rehearsals run on garbage, and an expert id must be one of the bank whatever the logits are."""
+    _, chosen = kernel("router_topk", "float32", experts=20, top_k=3)(torch.full((2, 20), float("nan")), 3, True)
+    assert ((chosen >= 0) & (chosen < 20)).all()
