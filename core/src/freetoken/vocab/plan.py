@@ -123,6 +123,7 @@ class Sizing:
     max_running_requests: int
     state_slots: int
     because: tuple[str, ...] = ()
+    snapshot_slots: int = 0  # rows for snapshots of recurrent state
 
     @property
     def kv_tokens(self) -> int:
@@ -131,6 +132,7 @@ class Sizing:
     @classmethod
     def of(cls, plan: Plan) -> Sizing:
         """The sizing that gives a plan all it declared."""
+        slot_bytes = plan.model.state_slot_bytes
         return cls(
             kv_pages=ceil_div(plan.kv_tokens, plan.page_tokens),
             page_tokens=plan.page_tokens,
@@ -138,6 +140,7 @@ class Sizing:
             max_running_requests=plan.max_running_requests,
             state_slots=plan.state_slots,
             because=("as planned",),
+            snapshot_slots=plan.snapshot_bytes // slot_bytes if slot_bytes else 0,
         )
 
     def shrunk(self, because: str, **changes: int) -> Sizing:

@@ -1,0 +1,29 @@
+"""How many threads torch computes with: a pure rule from the cores this process may use."""
+
+from __future__ import annotations
+
+ENGINE_ALONE_CORES = 4  # from here on a core is left to the HTTP process, which tokenises and streams
+DEVICE_THREADS = 4  # with the work on a GPU: copies and index arithmetic only
+
+
+def compute_threads(cores: int, asked: int | None = None, *, device_kind: str = "cpu") -> int:
+    """Threads for torch's operators in the engine process; ``asked`` wins.
+
+    On a CPU every core counts on small machines: with two cores, one thread less costs nearly half the speed, while the
+    HTTP process is idle most of the time. More threads than cores are never taken unasked: two processes of two threads
+    on two cores measured 3.5 times slower than two of one.
+    """
+    if asked is not None:
+        return max(1, asked)
+    cores = max(1, cores)
+    if device_kind != "cpu":
+        return min(cores, DEVICE_THREADS)
+    return cores if cores < ENGINE_ALONE_CORES else cores - 1
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Variables to set in the engine process before torch is imported, where the user has not set them.
+
+    Passive waiting lets idle threads sleep between operators instead of spinning on cores that others need.
+    """
+    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
