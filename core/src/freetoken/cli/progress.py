@@ -38,7 +38,8 @@ class StartProgress:
     def _draw(self, status: EngineStatus) -> None:
         if self._bar is None:
             self._bar = Progress(
-                TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[detail]}"),
+                TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn(),
+                TextColumn("{task.fields[detail]}"),
                 console=Console(file=self._out), transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task("", total=1.0, detail="")

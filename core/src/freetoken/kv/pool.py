@@ -38,6 +38,7 @@ class CachePools:
         self.num_pages = num_pages
         self.page_tokens = page_tokens
         self.state_rows = state_rows
+        self.device = torch.device(device)
         self._allocations: list[Tensor] = []
         self._states: list[Tensor] = []  # of these, the ones that hold recurrent state: [layers, rows, *shape]
         layers: dict[int, tuple[Tensor, ...]] = {}

@@ -22,7 +22,7 @@ class PageTables:
     def row(self, row: StepRow) -> np.ndarray:
         """The page ids of ``row``, brought up to date: ``[max pages] int32``, unused entries 0."""
         lane, pages = row.lane, row.pages
-        table = self._table[lane]
+        table: np.ndarray = self._table[lane]
         owner = (row.request_id, row.pages_version)
         if self._owner[lane] != owner or self._filled[lane] > len(pages):
             self._owner[lane] = owner

@@ -32,10 +32,14 @@ from freetoken.run.engine import Engine
 from freetoken.run.loader import WeightPacker, load_kernels
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
+from freetoken.run.scratch import ScratchForward
+from freetoken.run.warmup import WarmupOutcome, cpu_actions, run_steps
 from freetoken.vocab.errors import EngineError
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.plan import Plan, Sizing
+from freetoken.vocab.warmup import Known
 from freetoken.vocab.weight import StoredTensor
+from freetoken.warmup.launch_space import DeclaredLaunchSpace, build_launch_space
 from freetoken.weights.checkpoint import Checkpoint
 from freetoken.weights.stream import load_weights
 
@@ -54,6 +58,7 @@ class BuiltEngine:
     sizing: Sizing
     cache: CacheManager
     moe: MoEStrategy | None
+    warmup: WarmupOutcome
 
     @property
     def max_context_tokens(self) -> int:
@@ -82,7 +87,7 @@ def build_engine(
     weights = _load(resolved, checkpoint, kernels, moe, report)
     model = assemble(resolved, weights, kernels, attention, moe)
     report("sizing", 0.0, "")
-    sizing = _size(resolved, plan)
+    sizing = _size(plan)
     pools, cache = create_caches(plan, sizing, prefix_cache)
     runner = ModelRunner(model, attention, moe, pools)
     builder = BatchBuilder(
@@ -94,7 +99,10 @@ def build_engine(
     )
     sampler = Sampler(plan.model.vocab_size, plan.device.torch_name, kernels[_sample_shape(resolved)].call)
     engine = Engine(runner, builder, sampler, plan.max_running_requests, plan.device.torch_name)
-    return BuiltEngine(engine, plan, sizing, cache, moe)
+    warmup = warm_up(resolved, catalogs, options_of, ScratchForward(runner, sampler, (), sizing.page_tokens), report)
+    if warmup.max_tokens is not None and warmup.max_tokens < sizing.max_prefill_tokens:
+        sizing = sizing.shrunk("a warmup step ran out of memory", max_prefill_tokens=max(warmup.max_tokens, 1))
+    return BuiltEngine(engine, plan, sizing, cache, moe, warmup)
 
 
 def create_attention(plan: Plan, catalogs: Catalogs, options_of: OptionsOf) -> dict[str, AttentionBackend]:
@@ -174,11 +182,11 @@ def assemble(
 ) -> Model:
     """The family's layers around the packed weights and the bound kernels."""
     plan = resolved.plan
-    parts = ModelParts(weights, OpTable(kernels), attention, moe, plan.device, plan.dtype)
+    parts = ModelParts(weights, OpTable(dict(kernels)), attention, moe, plan.device, plan.dtype)
     return resolved.family.build(plan.model, parts)
 
 
-def _size(resolved: Resolved, plan: Plan) -> Sizing:
+def _size(plan: Plan) -> Sizing:
     """The second decision: what is really free now may shrink the cache."""
     return size_after_measure(plan, device_free_bytes(plan.device))
 
@@ -198,6 +206,36 @@ def create_caches(plan: Plan, sizing: Sizing, prefix_cache: bool) -> tuple[Cache
         plan.model.caches, sizing.kv_pages, sizing.page_tokens, cache.num_state_rows, plan.device.torch_name
     )
     return pools, cache
+
+
+def warm_up(
+    resolved: Resolved, catalogs: Catalogs, options_of: OptionsOf, scratch: ScratchForward, report: Report
+) -> WarmupOutcome:
+    """Run the planned policy's steps, one layer of each kind."""
+    plan = resolved.plan
+    spec = catalogs.warmup_policies.get(plan.warmup.name)
+    policy = spec.create(options_of(spec.options))
+    space = plan_launch_space(resolved)
+    scratch = scratch.with_layers(kind_layers(space))
+    report("warmup", 0.0, spec.name)
+    steps = policy.steps(plan, space, Known())
+    return run_steps(spec.name, steps, cpu_actions(scratch), lambda part, detail: report("warmup", part, detail))
+
+
+def plan_launch_space(resolved: Resolved) -> DeclaredLaunchSpace:
+    """What every part of the planned model can launch."""
+    plan = resolved.plan
+    parts = [
+        (name, tuple((shape, resolved.kernels[shape].launches) for shape in shapes if shape in resolved.kernels))
+        for name, shapes in resolved.needs.parts
+    ]
+    return build_launch_space(plan.step_space, parts, plan.device)
+
+
+def kind_layers(space: DeclaredLaunchSpace) -> tuple[int, ...]:
+    """One layer of each kind: the first, by index."""
+    found = [kind.partition(".")[2] for kind in space.kinds if kind.startswith("layers.")]
+    return tuple(int(index) for index in found)
 
 
 def _sample_shape(resolved: Resolved) -> OpShape:

@@ -13,6 +13,7 @@ from freetoken.run.batch_builder import BatchBuilder
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler, SampleResult
 from freetoken.run.step_plan import StepPlan
+from freetoken.vocab.sampling import SamplingParams
 
 
 @frozen(eq=False)
@@ -36,7 +37,7 @@ class LaunchedStep:
 
 
 class Engine:
-    """``last_tokens [lanes]`` holds each lane's newest token on the device, so that a next step need not wait for it."""
+    """``last_tokens [lanes]`` holds each lane's newest token on the device, so that a next step need not wait."""
 
     def __init__(self, runner: ModelRunner, builder: BatchBuilder, sampler: Sampler, lanes: int, device: str) -> None:
         self._runner = runner
@@ -69,6 +70,9 @@ class Engine:
     @torch.inference_mode()
     def copy_state(self, copies: Sequence[StateCopy]) -> None:
         self._runner.pools.copy_state(copies)
+
+    def admit(self, request_id: str, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._sampler.add(request_id, params, prompt, output)
 
     def forget(self, request_id: str) -> None:
         self._sampler.forget(request_id)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from freetoken.run.step_plan import SamplingRow
@@ -102,9 +102,9 @@ class RowTensors:
 class _State:
     """What the full route keeps for a request. ``slot`` is ``None`` without penalties."""
 
-    slot: int | None
-    bias_ids: Tensor | None = field(default=None)
-    bias_values: Tensor | None = field(default=None)
+    slot: int | None = None
+    bias_ids: Tensor | None = None
+    bias_values: Tensor | None = None
 
 
 class Sampler:
@@ -130,8 +130,10 @@ class Sampler:
             return
         if request_id in self._states:
             raise EngineError(f"sampling state of request {request_id}", "it was added already")
-        slot = self._counts.open(prompt, output) if keeps_history(params) else None
-        self._states[request_id] = self._new_state(params, slot)
+        state = self._new_state(params)
+        if keeps_history(params):
+            state = evolve(state, slot=self._counts.open(prompt, output))
+        self._states[request_id] = state
 
     def forget(self, request_id: str) -> None:
         """Drop a request's state; unknown ids are ignored."""
@@ -178,8 +180,9 @@ class Sampler:
             row, state = rows[n], self._state(rows[n])
             if state.bias_ids is not None and state.bias_values is not None:
                 logits[n].index_add_(0, state.bias_ids, state.bias_values)
-            if row.step < row.params.min_tokens and row.stop_ids:
-                logits[n].index_fill_(0, self._tensor(row.stop_ids, torch.int64), float("-inf"))
+            if row.step < row.params.min_tokens:
+                ending = [token for token in row.stop_ids if 0 <= token < self._vocab_size]
+                logits[n].index_fill_(0, self._tensor(ending, torch.int64), float("-inf"))
         return logits
 
     def _logprobs(self, logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> PendingLogprobs | None:
@@ -201,17 +204,17 @@ class Sampler:
                     f"penalties of request {row.request_id}",
                     "the sampler was never told of it, or was told to forget it",
                 )
-            state = self._states[row.request_id] = self._new_state(row.params, None)
+            state = self._states[row.request_id] = self._new_state(row.params)
         return state
 
-    def _new_state(self, params: SamplingParams, slot: int | None) -> _State:
+    def _new_state(self, params: SamplingParams) -> _State:
         if not params.logit_bias:
-            return _State(slot)
+            return _State()
         unknown = [token for token, _ in params.logit_bias if not 0 <= token < self._vocab_size]
         if unknown:
             raise UsageError(f"logit_bias on token {unknown[0]}", f"the vocabulary has {self._vocab_size} tokens")
         ids, values = zip(*params.logit_bias, strict=True)
-        return _State(slot, self._tensor(ids, torch.int64), self._tensor(values, torch.float32))
+        return _State(None, self._tensor(ids, torch.int64), self._tensor(values, torch.float32))
 
     def _slots(self, rows: Sequence[SamplingRow], which: Sequence[int]) -> Tensor:
         return self._tensor([self._state(rows[n]).slot or 0 for n in which], torch.int64)

@@ -23,8 +23,11 @@ _log = logging.getLogger("freetoken.engine")
 class Sampled(Protocol):
     """A step's sampled tokens, once they are there; ``logprobs[i]`` belongs to ``tokens[i]`` and may be ``None``."""
 
-    tokens: Sequence[int]
-    logprobs: Sequence[object]
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def logprobs(self) -> Sequence[object]: ...
 
 
 class InFlight(Protocol):
@@ -41,6 +44,10 @@ class StepEngine(Protocol):
     def launch(self, plan: StepPlan) -> InFlight: ...
 
     def copy_state(self, copies: Sequence[StateCopy]) -> None: ...
+
+    def admit(self, request_id: str, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """A request is about to run for the first time. Raises ``UsageError`` for wishes the model cannot meet."""
+        ...
 
     def forget(self, request_id: str) -> None:
         """A request ended: drop what is kept for it."""
@@ -67,6 +74,7 @@ class EngineCore:
     cache: CacheManager
     limits: SchedulerLimits
     eos_ids: frozenset[int]
+    vocab_size: int
     overlap: bool = False
     scheduler: Scheduler = field(init=False)
     steps: int = 0
@@ -87,6 +95,11 @@ class EngineCore:
                 f"a prompt of {len(prompt)} tokens",
                 f"the longest context is {self.limits.max_context_tokens} tokens, one of them for the answer",
                 "shorten the prompt, or raise --max-seq-len or --kv-tokens",
+            )
+        unknown = [token for token, _ in params.logit_bias if not 0 <= token < self.vocab_size]
+        if unknown:
+            raise UsageError(
+                f"logit_bias for token {unknown[0]}", f"the vocabulary has {self.vocab_size} tokens, counted from 0"
             )
         stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(62)
@@ -124,6 +137,11 @@ class EngineCore:
     def _launch(self, plan: StepPlan, outputs: list[Output]) -> tuple[StepPlan, InFlight, float] | None:
         start = time.perf_counter()
         try:
+            for request in self.scheduler.take_admitted():
+                self.engine.admit(
+                    request.request_id, request.params, request.tokens[: request.num_prompt],
+                    request.tokens[request.num_prompt :],
+                )  # fmt: skip
             return plan, self.engine.launch(plan), start
         except Exception as error:
             outputs += self._fail(plan, error)

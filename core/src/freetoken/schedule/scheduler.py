@@ -50,6 +50,7 @@ class Scheduler:
     preemptions: int = 0
     _by_id: dict[str, ScheduledRequest] = field(factory=dict)
     _lanes: list[int] = field(factory=list)
+    _admitted: list[ScheduledRequest] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._lanes = list(range(self.limits.max_running - 1, -1, -1))
@@ -146,6 +147,7 @@ class Scheduler:
         request.scheduled = seq.cached_tokens
         if request.first_cached < 0:
             request.first_cached = seq.cached_tokens
+            self._admitted.append(request)
         if seq.restore is not None:
             copies.append(seq.restore)
         return True
@@ -194,6 +196,11 @@ class Scheduler:
         if last:
             request.unread = 1
         return row
+
+    def take_admitted(self) -> list[ScheduledRequest]:
+        """Requests that run for the first time in the step just planned."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     # ------------------------------------------------------------------------------------------- reading
 

@@ -70,6 +70,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
             page_tokens=built.sizing.page_tokens,
         ),
         eos_ids=frozenset(built.plan.model.eos_token_ids) | frozenset(eos),
+        vocab_size=built.plan.model.vocab_size,
     )
     loaded.ready(built.plan, built.sizing)
     return RunningEngine(core, built, loaded)

@@ -43,8 +43,8 @@ class Completion:
 class LLM:
     """Loads a model and answers prompts.
 
-    ``options`` are the fields of the core's options (``dtype="float32"``, ``max_seq_len=2048``, ``kernel=("rope=torch",)``)
-    and, as ``{"warmup-ladder": {"workers": 2}}`` under ``plugin_options``, those of plugins. Raises ``UsageError`` or
+    ``options`` are the fields of the core's options (``dtype="float32"``, ``max_seq_len=2048``) and, under
+    ``plugin_options``, ``{"warmup-ladder": {"workers": 2}}`` those of plugins. Raises ``UsageError`` or
     ``CheckpointError`` as the command line does.
 
     >>> with LLM("smollm2") as llm:                                                # doctest: +SKIP

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 from attrs import define, field
 
+from freetoken.run.sampler import ChosenLogprob
 from freetoken.schedule.engine_core import Output
 from freetoken.serve.engine_start import RunningEngine, start_engine
 from freetoken.serve.messages import (
@@ -24,8 +25,8 @@ from freetoken.serve.messages import (
     Shutdown,
     StartFailed,
     Submit,
-    TokenLogprob,
     ToEngine,
+    TokenLogprob,
 )
 from freetoken.serve.start import EngineStart
 from freetoken.vocab.errors import CheckpointError, FreeTokenError, UsageError
@@ -146,7 +147,9 @@ class _Loop:
 
 
 def _delta(output: Output) -> Delta:
-    logprobs = tuple(item for item in output.logprobs if isinstance(item, TokenLogprob))
+    logprobs = tuple(
+        TokenLogprob(item.token, item.logprob, item.top) for item in output.logprobs if isinstance(item, ChosenLogprob)
+    )
     return Delta(output.request_id, output.tokens, output.finish, logprobs, output.cached_tokens)
 
 

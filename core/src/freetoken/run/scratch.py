@@ -1,0 +1,90 @@
+"""Forwards on scratch state: one layer of each kind, at any point of the step space; no request's cache is touched.
+
+Every token is written to page 0 and every state to row 0, which no request is ever given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+
+from freetoken.run.runner import ModelRunner
+from freetoken.run.sampler import Sampler
+from freetoken.run.step_plan import SamplingRow
+from freetoken.vocab.batch import Batch
+from freetoken.vocab.launch import StepPoint
+from freetoken.vocab.sampling import SamplingParams
+from freetoken.vocab.units import ceil_div
+
+_FAST = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=0)
+_FULL = SamplingParams(temperature=0.7, top_p=0.9, seed=0, logprobs=1)
+
+
+def split_tokens(total: int, parts: int, longest: int) -> tuple[int, ...]:
+    """``total`` tokens over ``parts`` sequences: the first has ``longest``, the others share what is left."""
+    if parts == 1:
+        return (total,)
+    rest = total - longest
+    base, extra = divmod(rest, parts - 1)
+    return (longest, *(base + (1 if i < extra else 0) for i in range(parts - 1)))
+
+
+class ScratchForward:
+    """``layers`` are the indices of one layer of each kind; embedding, head and sampler always run."""
+
+    def __init__(self, runner: ModelRunner, sampler: Sampler, layers: Sequence[int], page_tokens: int) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._layers = tuple(layers)
+        self._page = page_tokens
+        self._device = runner.pools.device
+
+    def with_layers(self, layers: Sequence[int]) -> ScratchForward:
+        """The same, through these layers."""
+        return ScratchForward(self._runner, self._sampler, layers, self._page)
+
+    @torch.inference_mode()
+    def run(self, point: StepPoint) -> None:
+        """One step at ``point``; returns when the device has done it."""
+        batch = self.batch(point)
+        rehearsal = self._runner.moe.rehearse() if self._runner.moe is not None else nullcontext()
+        with rehearsal:
+            step = self._runner.prepare(batch)
+            hidden = self._runner.model.embed(batch)
+            for index in self._layers:
+                hidden = self._runner.model.layers[index].forward(hidden, step)
+            logits = self._runner.model.head(hidden.index_select(0, batch.logit_rows))
+        params = _FAST if point.sampler_route == "fast" else _FULL
+        rows = [SamplingRow(f"scratch-{i}", params, 0, 0) for i in range(point.rows)]
+        self._sampler.sample(torch.nan_to_num(logits), rows).tokens.tolist()
+        for row in rows:
+            self._sampler.forget(row.request_id)
+
+    def batch(self, point: StepPoint) -> Batch:
+        """A batch with the point's totals: the first sequence is the longest, in new tokens and in context."""
+        longest = 1 if point.decode else min(point.max_query, point.tokens - point.sequences + 1)
+        queries = split_tokens(point.tokens, point.sequences, longest)
+        prefixes = tuple(
+            max(point.max_context - longest, 0) if i == 0 else int(point.decode) for i in range(len(queries))
+        )
+        starts = torch.zeros(len(queries) + 1, dtype=torch.int32)
+        starts[1:] = torch.tensor(queries, dtype=torch.int32).cumsum(0)
+        positions = torch.cat([torch.arange(p, p + q) for p, q in zip(prefixes, queries, strict=True)])
+        pages = ceil_div(max(q + p for q, p in zip(queries, prefixes, strict=True)), self._page)
+        device = self._device
+        return Batch(
+            query_lens=queries,
+            prefix_lens=prefixes,
+            tokens=torch.zeros(point.tokens, dtype=torch.int64, device=device),
+            positions=positions.to(device),
+            query_starts=starts.to(device),
+            context_lens=torch.tensor(
+                [q + p for q, p in zip(queries, prefixes, strict=True)], dtype=torch.int32, device=device
+            ),
+            page_table=torch.zeros((len(queries), pages), dtype=torch.int32, device=device),
+            kv_slots=(positions % self._page).to(device),
+            state_slots=torch.zeros(len(queries), dtype=torch.int64, device=device),
+            logit_rows=(starts[1:] - 1).to(torch.int64)[: point.rows].to(device),
+        )

@@ -1,0 +1,87 @@
+"""SmolLM2 against transformers in float32, dequantised alike. Oracle: ``LlamaForCausalLM.generate``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freetoken import LLM, SamplingParams
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+_SPEC = importlib.util.spec_from_file_location("prompts", Path(__file__).with_name("prompts.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+_MODULE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_MODULE)
+PROMPTS: tuple[str, ...] = _MODULE.PROMPTS
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), dtype="float32", max_seq_len=2048, prefix_cache=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def prompts(llm: LLM) -> list[list[int]]:
+    return [llm.tokenizer.encode(p) for p in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """Each prompt alone: the reference of the batched and chunked runs."""
+    return [llm.generate([p], GREEDY)[0].token_ids for p in prompts]
+
+
+def test_greedy_tokens_equal_transformers(
+    plain: list[tuple[int, ...]], prompts: list[list[int]], smollm2_transformers: Any
+) -> None:
+    for prompt, ours in zip(prompts, plain, strict=True):
+        with torch.inference_mode():
+            theirs = smollm2_transformers.generate(
+                torch.tensor([prompt]), max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=2,
+                eos_token_id=None,
+            )[0, len(prompt) :]  # fmt: skip
+        assert list(ours) == theirs.tolist()
+
+
+def test_first_token_logprobs_equal_transformers(llm: LLM, prompts: list[list[int]], smollm2_transformers: Any) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    for prompt in prompts:
+        ours = llm.generate([prompt], params)[0].logprobs[0]
+        with torch.inference_mode():
+            theirs = smollm2_transformers(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+        for token, logprob in ours.top:  # type: ignore[attr-defined]
+            assert logprob == pytest.approx(theirs[token].item(), abs=1e-3)
+
+
+def test_batched_runs_give_the_plain_tokens(llm: LLM, prompts: list[list[int]], plain: list[tuple[int, ...]]) -> None:
+    assert [c.token_ids for c in llm.generate(prompts, GREEDY)] == plain
+
+
+def test_chunked_and_crowded_runs_give_the_plain_tokens(
+    smollm2_path: Path, prompts: list[list[int]], plain: list[tuple[int, ...]]
+) -> None:
+    """Chunks of seven tokens, four requests at once, and a cache so small that requests are preempted."""
+    with LLM(
+        str(smollm2_path), dtype="float32", max_seq_len=512, max_prefill_tokens=7, max_running_requests=4, kv_tokens=528
+    ) as small:
+        assert [c.token_ids for c in small.generate(prompts, GREEDY)] == plain
+        assert small.running.built.cache.stats().pages_used == 0
+
+
+def test_prefix_cached_runs_give_the_plain_tokens(
+    smollm2_path: Path, prompts: list[list[int]], plain: list[tuple[int, ...]]
+) -> None:
+    with LLM(str(smollm2_path), dtype="float32", max_seq_len=2048) as cached:
+        assert [c.token_ids for c in cached.generate(prompts, GREEDY)] == plain
+        again = cached.generate(prompts, GREEDY)
+        assert [c.token_ids for c in again] == plain
+        assert sum(c.cached_tokens for c in again) > 0
