@@ -26,9 +26,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs that the tightest quota grants, or ``None`` where none is set."""
     quotas = []
     for group in _groups(root, ""):
-        quota, _, period = _read(group / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
-            quotas.append(int(quota) / int(period))
+        fields = _read(group / "cpu.max").split()
+        if len(fields) == 2 and fields[0].isdigit():
+            quotas.append(int(fields[0]) / int(fields[1]))
     for group in _groups(root, "cpu"):
         quota_us, period_us = (_int(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
         if quota_us and period_us and quota_us > 0:
