@@ -81,4 +81,6 @@ class OpShape:
     top_k: int = 0
     intermediate: int = 0
     width: int = 0  # of a convolution
+    window: int = 0  # of an attention, 0 for none
+    page_tokens: int = 0  # of an attention's pools
     formats: tuple[str, ...] = ()  # weight formats of the op's matrices, in order

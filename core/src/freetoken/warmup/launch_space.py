@@ -14,6 +14,7 @@ from freetoken.ops.triton_stub import Target, specialisation_key
 from freetoken.vocab.errors import PluginError
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.launch import Launch, Launches, LaunchSpace, NativeModule, StepPoint, StepSpace, TritonLaunch
+from freetoken.vocab.model_spec import AttentionGroup
 from freetoken.vocab.ops import OpShape
 from freetoken.warmup.keys import native_key
 from freetoken.warmup.points import VARIABLES, points_over
@@ -227,6 +228,20 @@ def build_launch_space(space: StepSpace, parts: Iterable[Part], device: Device) 
     none (it is then ``opaque``). Nothing is evaluated before it is asked for.
     """
     return DeclaredLaunchSpace(space, parts, device)
+
+
+def attention_shape(group: AttentionGroup, dtype: str, page_tokens: int) -> OpShape:
+    """The shape under which an attention backend's ``launches`` are asked for a group computed in ``dtype``."""
+    return OpShape(
+        op="attention",
+        dtype=dtype,
+        q_heads=group.q_heads,
+        kv_heads=group.cache.heads,
+        head_dim=group.cache.k_dim,
+        v_dim=group.cache.v_dim,
+        window=group.cache.window or 0,
+        page_tokens=page_tokens,
+    )
 
 
 def _conforms(space: DeclaredLaunchSpace) -> LaunchSpace:
