@@ -1,9 +1,8 @@
-"""A decoder-only model out of blocks: what its family tells the core, and the layers that run."""
+"""A decoder-only model as data: its layers out of blocks, and all that a family tells the core about them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -13,16 +12,15 @@ from freetoken.models.expert_layout import ExpertLayout
 from freetoken.models.gated_delta_block import GatedDelta
 from freetoken.models.moe_block import MoE
 from freetoken.models.weight_names import Names, Parameter, prefix_in, slots_of
-from freetoken.plugin.protocols import ModelParts, Step
-from freetoken.vocab.batch import Batch
+from freetoken.plugin.protocols import ModelParts
 from freetoken.vocab.model_spec import AttentionGroup, ModelSpec, MoEShape
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.weight import CheckpointIndex, WeightSlot
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from freetoken.models.decoder_model import DecoderModel
 
-IGNORED_TENSORS = (r".*\.rotary_emb\.inv_freq", r"lm_head\.weight")
+IGNORED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"^lm_head\.weight$")
 """Stored tensors that are no parameters: rotary frequencies, and the copy of a tied output matrix."""
 
 _EMBEDDING = "embed_tokens.weight"
@@ -62,9 +60,6 @@ class Decoder:
 
     def add_norm_shape(self, dtype: str) -> OpShape:
         return OpShape("add_rms_norm", dtype, cols=self.hidden)
-
-
-# ------------------------------------------------------------------------------------------------ what the core asks
 
 
 def model_spec(
@@ -126,6 +121,8 @@ def op_shapes(spec: ModelSpec, dtype: str) -> tuple[tuple[str, tuple[OpShape, ..
 
 def build(spec: ModelSpec, parts: ModelParts) -> DecoderModel:
     """The model out of loaded parts."""
+    from freetoken.models.decoder_model import DecoderModel
+
     return DecoderModel(spec, _decoder(spec), parts)
 
 
@@ -176,23 +173,24 @@ def _num_parameters(decoder: Decoder) -> int:
 # ---------------------------------------------------------------------------------------------------- parameters
 
 
-def _layer_names(i: int, prefix: str, block: str = "") -> Names:
+def layer_names(i: int, prefix: str = "", block: str = "") -> Names:
+    """Of layer ``i``, or of one of its blocks in the files."""
     return Names(f"layers.{i}.", f"{prefix}layers.{i}.{block}", i)
 
 
 def _layer_parameters(
     decoder: Decoder, layer: DecoderLayer, i: int, prefix: str, layout: ExpertLayout | None = None
 ) -> tuple[Parameter, ...]:
-    names, shape, add = _layer_names(i, prefix), (decoder.hidden,), decoder.norm_offset
+    names, shape, add = layer_names(i, prefix), (decoder.hidden,), decoder.norm_offset
     if isinstance(layer.mlp, MoE):
         mlp_block = (layout or layer.mlp.usual_layout).block
     else:
         mlp_block = layer.mlp.stored_prefix
     return (
         names.vector("input_norm", "input_layernorm.weight", shape, add=add),
-        *layer.mixer.parameters(_layer_names(i, prefix, layer.mixer.stored_prefix)),
+        *layer.mixer.parameters(layer_names(i, prefix, layer.mixer.stored_prefix)),
         names.vector("post_norm", "post_attention_layernorm.weight", shape, add=add),
-        *layer.mlp.parameters(_layer_names(i, prefix, mlp_block)),
+        *layer.mlp.parameters(layer_names(i, prefix, mlp_block)),
     )
 
 
@@ -207,74 +205,3 @@ def _head(decoder: Decoder, prefix: str) -> tuple[Parameter, Parameter]:
         Names("", prefix).vector("final_norm", "norm.weight", (decoder.hidden,), add=decoder.norm_offset),
         Names("", "").matrix("linear", "lm_head", stored, shape),
     )
-
-
-# ---------------------------------------------------------------------------------------------------- what runs
-
-
-class _Mixer(Protocol):
-    def forward(self, x: Tensor, step: Step) -> Tensor: ...
-
-
-class _MLP(Protocol):
-    def forward(self, x: Tensor) -> Tensor: ...
-
-
-class LayerBlock:
-    """One layer as it runs."""
-
-    def __init__(self, decoder: Decoder, i: int, parts: ModelParts, cos_sin: Tensor | None) -> None:
-        layer, names = decoder.layers[i], _layer_names(i, "")
-        self.eps = decoder.eps
-        self.input_norm, self.post_norm = (
-            parts.weights[names.slot + "input_norm"],
-            parts.weights[names.slot + "post_norm"],
-        )
-        self.norm = parts.ops.bind(decoder.norm_shape(parts.dtype))
-        self.add_norm = parts.ops.bind(decoder.add_norm_shape(parts.dtype))
-        self.mixer: _Mixer
-        if isinstance(layer.mixer, Attention):
-            assert cos_sin is not None, "attention needs the rotary table"
-            self.mixer = layer.mixer.build(names, parts, cos_sin)
-        else:
-            self.mixer = layer.mixer.build(names, parts)
-        self.mlp: _MLP = layer.mlp.build(names, parts)
-
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        """``[T, H] → [T, H]``."""
-        mixed = self.mixer.forward(self.norm(hidden, self.input_norm, self.eps), step)
-        normed, summed = self.add_norm(mixed, hidden, self.post_norm, self.eps)
-        out: Tensor = summed + self.mlp.forward(normed)
-        return out
-
-
-class DecoderModel:
-    """The sequence of layers between the embedding and the head."""
-
-    def __init__(self, spec: ModelSpec, decoder: Decoder, parts: ModelParts) -> None:
-        self.eps = decoder.eps
-        self.embedding, self.lm_head = parts.weights["embed"], parts.weights["lm_head"]
-        self.final_norm = parts.weights["final_norm"]
-        self.norm = parts.ops.bind(decoder.norm_shape(parts.dtype))
-        cos_sin = _cos_sin(spec, decoder, parts)
-        self._layers = tuple(LayerBlock(decoder, i, parts, cos_sin) for i in range(len(decoder.layers)))
-
-    @property
-    def layers(self) -> Sequence[LayerBlock]:
-        return self._layers
-
-    def embed(self, batch: Batch) -> Tensor:
-        """``[T, H]`` in the compute dtype."""
-        hidden: Tensor = self.embedding(batch.tokens)
-        return hidden
-
-    def head(self, rows: Tensor) -> Tensor:
-        """``[R, H] → [R, V]`` logits, float32."""
-        logits: Tensor = self.lm_head(self.norm(rows, self.final_norm, self.eps))
-        return logits.float()
-
-
-def _cos_sin(spec: ModelSpec, decoder: Decoder, parts: ModelParts) -> Tensor | None:
-    if decoder.attention is None:
-        return None
-    return decoder.attention.rope.table(spec.max_context_tokens, parts.device)

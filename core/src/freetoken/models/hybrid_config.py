@@ -5,10 +5,8 @@ from __future__ import annotations
 from freetoken.models.attention_block import Attention
 from freetoken.models.config_reader import ConfigReader
 from freetoken.models.decoder import DecoderLayer
-from freetoken.models.dense_mlp import DenseMLP
 from freetoken.models.gated_delta_block import GatedDelta
 from freetoken.models.llama_config import read_attention, read_qwen_mlps
-from freetoken.models.moe_block import MoE
 
 _INHERITED = ("architectures", "tie_word_embeddings", "eos_token_id", "bos_token_id")
 """Keys that a multimodal configuration may hold at its top alone."""
@@ -29,21 +27,13 @@ def read_hybrid_layers(
     ``sparse_everywhere`` says that every layer has experts, whatever the keys of dense layers hold. ``by_key_head``:
     the files keep the projections of a gated delta net key head by key head.
     """
-    attention, delta = _read_gated_attention(config), read_gated_delta(config, by_key_head)
-    mlps = read_qwen_mlps(config, renormalise=renormalise, sparse_everywhere=sparse_everywhere)
-    return hybrid_layers(config, attention, delta, mlps)
+    attention, delta = _read_gated_attention(config), _read_gated_delta(config, by_key_head)
+    mlps = read_qwen_mlps(config, renormalise=renormalise, shared=True, sparse_everywhere=sparse_everywhere)
+    mixers: dict[str, Attention | GatedDelta] = {_FULL: attention, _LINEAR: delta}
+    return tuple(DecoderLayer(mixers[kind], mlp) for kind, mlp in zip(_layer_kinds(config), mlps, strict=True))
 
 
-def hybrid_layers(
-    config: ConfigReader, attention: Attention, delta: GatedDelta, mlps: tuple[DenseMLP | MoE, ...]
-) -> tuple[DecoderLayer, ...]:
-    kinds = _layer_kinds(config)
-    return tuple(
-        DecoderLayer(attention if kind == _FULL else delta, mlp) for kind, mlp in zip(kinds, mlps, strict=True)
-    )
-
-
-def read_gated_delta(config: ConfigReader, by_key_head: bool) -> GatedDelta:
+def _read_gated_delta(config: ConfigReader, by_key_head: bool) -> GatedDelta:
     """Sizes of the gated delta nets; raises ``CheckpointError`` where the heads do not fit each other."""
     config.refuse_unless("hidden_act", "silu", default="silu")
     k_heads, v_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")

@@ -95,16 +95,19 @@ def read_mixtral_moe(config: ConfigReader) -> MoE:
 
 
 def read_qwen_mlps(
-    config: ConfigReader, *, renormalise: bool, sparse_everywhere: bool = False
+    config: ConfigReader, *, renormalise: bool, shared: bool = False, sparse_everywhere: bool = False
 ) -> tuple[DenseMLP | MoE, ...]:
-    """Experts in every layer but those that ``mlp_only_layers`` and ``decoder_sparse_step`` make dense."""
+    """Experts in every layer but those that ``mlp_only_layers`` and ``decoder_sparse_step`` make dense.
+
+    ``sparse_everywhere`` ignores those two keys.
+    """
     experts_key = "num_experts" if config.has("num_experts") else "num_local_experts"
     moe = read_moe(
         config,
         experts_key=experts_key,
         intermediate_key="moe_intermediate_size",
         renormalise=renormalise,
-        shared_intermediate=config.integer("shared_expert_intermediate_size", 0, minimum=0),
+        shared_intermediate=config.integer("shared_expert_intermediate_size") if shared else 0,
     )
     layers, dense = range(config.integer("num_hidden_layers")), config.integers("mlp_only_layers")
     step = config.integer("decoder_sparse_step", 1)

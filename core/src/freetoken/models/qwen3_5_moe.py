@@ -14,10 +14,10 @@ from freetoken.vocab.model_spec import ModelSpec
 
 NAME = "qwen3.5-moe"
 
-PREFIXES = ("model.language_model.", "model.", "language_model.model.")
-"""Where the text part lies: in a multimodal checkpoint, alone, and in older multimodal ones."""
+PREFIXES = ("model.language_model.", "model.")
+"""Where the text part lies: in a multimodal checkpoint, and alone."""
 
-_OTHER_PARTS = (r"mtp\..*", r"(model\.)?visual\..*")
+_OTHER_PARTS = (r"^mtp\.", r"^(model\.)?visual\.")
 """Multi-token prediction, the vision tower: parts that text generation does not use."""
 
 

@@ -67,7 +67,7 @@ FAMILY = ModelFamilySpec(
     build=decoder.build,
     tiny=tiny,
     chat=chatml.PLAIN,
-    ignored_tensors=(*decoder.IGNORED_TENSORS, r"mtp\..*"),
+    ignored_tensors=(*decoder.IGNORED_TENSORS, r"^mtp\."),
 )
 
 
