@@ -77,6 +77,9 @@ class _Fake:
             self.aborts += self.running.pop(message.request_id, None) is not None
         elif isinstance(message, Submit):
             self._submit(message)
+        self._send_stats()
+
+    def _send_stats(self) -> None:
         self.conn.send(
             EngineStats(
                 running=len(self.running),
@@ -105,6 +108,8 @@ class _Fake:
             if delta.finish:
                 del self.running[request_id]
         self.conn.send(Deltas(tuple(deltas)))
+        if any(delta.finish for delta in deltas):
+            self._send_stats()
 
     def _delta(self, request_id: str, running: _Running, script: list[int]) -> Delta:
         params, deadline = running.submit.params, running.submit.deadline

@@ -13,12 +13,13 @@ from freetoken.vocab.units import MIB
 class ServerLimits:
     """``max_body_bytes``: larger bodies get 413. ``max_queue``: requests that may wait beyond those the engine runs at
     once; one more gets 429. ``max_choices``: ``n`` times the prompts of one request. ``drain_s``: how long a shutdown
-    waits for running requests."""
+    waits for running requests. ``request_timeout_s``: no request runs longer, from its arrival."""
 
     max_body_bytes: int = 32 * MIB
     max_queue: int = 256
     max_choices: int = 128
     drain_s: float = 30.0
+    request_timeout_s: float | None = None
 
 
 @frozen

@@ -49,7 +49,7 @@ async def chat_completions(request: Request) -> Response:
 async def _ask(services: Services, body: ChatBody) -> Ask:
     limits = services.engine.limits()
     n = choices_of(body, 1, services.limits.max_choices)
-    deadline, logprobs, asked = deadline_of(body), _logprobs(body), _max_tokens(body)
+    deadline, logprobs, asked = deadline_of(body, services.limits.request_timeout_s), _logprobs(body), _max_tokens(body)
     # Checked before the prompt is made, and again with the numbers: a bad field should not cost a tokenization.
     sampling_params(body, services.defaults, limits, asked or limits.max_seq_tokens, logprobs)
     prompt = await chat_prompt(services, body.messages, body.chat_template_kwargs)

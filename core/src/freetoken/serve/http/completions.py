@@ -59,7 +59,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _ask(services: Services, body: CompletionBody, sent: Sequence[str | list[int]]) -> Ask:
-    limits, deadline = services.engine.limits(), deadline_of(body)
+    limits, deadline = services.engine.limits(), deadline_of(body, services.limits.request_timeout_s)
     sampling_params(body, services.defaults, limits, body.max_tokens or limits.max_seq_tokens, body.logprobs)
     n = choices_of(body, len(sent), services.limits.max_choices)
     prompts = await text_prompts(services, sent)

@@ -56,9 +56,12 @@ def max_new_tokens(asked: int | None, prompt_tokens: int, limits: Ready, fallbac
     return asked
 
 
-def deadline_of(body: GenerationBody) -> float | None:
-    """The earlier of ``deadline`` and ``timeout_s`` as a ``time.monotonic`` instant; ``ApiError`` 400 when past."""
-    left = []
+def deadline_of(body: GenerationBody, server_timeout_s: float | None = None) -> float | None:
+    """The earliest of the server's own limit, ``deadline`` and ``timeout_s`` as a ``time.monotonic`` instant.
+
+    ``ApiError`` 400 when it has passed.
+    """
+    left = [] if server_timeout_s is None else [server_timeout_s]
     if body.timeout_s is not None:
         if body.timeout_s <= 0:
             raise ApiError(400, f"timeout_s={body.timeout_s:g}: it must be more than 0", param="timeout_s")

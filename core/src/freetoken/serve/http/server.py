@@ -21,12 +21,12 @@ _CUT_SHORT_S = 2.0
 def bind_socket(host: str, port: int) -> socket.socket:
     """A listening socket; ``UsageError`` with the fix when the address cannot be had. Port 0 takes any free one."""
     asked = f"--host {host} --port {port}"
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
+        raise UsageError(asked, "ports run from 0 to 65535")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
         raise UsageError(asked, f"the host cannot be resolved: {error}", "use --host 127.0.0.1") from None
-    except OverflowError:
-        raise UsageError(asked, "ports run from 0 to 65535") from None
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
