@@ -180,7 +180,8 @@ def sample_pick_kernel(
     ones = tl.where(part < PARTS, 1.0, 0.0)
     reached = smallest_cut(part_keys, ones, wanted.to(tl.float32), MINUS_INFINITY_KEY - 1 + floor * 0, floor * 0)
     bound = tl.where((by_k & enough_parts) | ((by_k == 0) & by_p), reached, MINUS_INFINITY_KEY)
-    bound = tl.maximum(bound, floor)
+    # Top-p behind top-k weighs all that top-k kept, also what min-p drops afterwards.
+    bound = tl.where(by_k & by_p, bound, tl.maximum(bound, floor))
     # The parts that reach it, in order of ids, then their values that do.
     takes = (part_keys >= bound) & (part < PARTS)
     place = tl.cumsum(takes.to(tl.int32), axis=0) - 1
@@ -207,11 +208,11 @@ def sample_pick_kernel(
     lane = tl.arange(0, CAP)
     held = lane < tl.minimum(count, CAP)
     value = tl.load(candidates + r * CAP + lane, mask=held, other=float("-inf"))
-    ids = tl.load(candidate_ids + r * CAP + lane, mask=held, other=0)
+    ids = tl.load(candidate_ids + r * CAP + lane, mask=held, other=0x7FFFFFFF)
     keys = key_of(value)
     weight = tl.where(held, tl.exp(value), 0.0)
     whole = tl.sum(mass * tl.exp((largest - top) * scale), axis=0)
-    covers = by_k | (by_p == 0) | (tl.sum(weight, axis=0) >= p * whole) | (bound <= MINUS_INFINITY_KEY)
+    covers = by_k | (by_p == 0) | (tl.sum(weight, axis=0) >= p * whole) | (bound <= floor)
     cut = floor
     if (count <= CAP) & covers:
         if by_k:
