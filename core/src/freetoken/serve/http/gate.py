@@ -78,7 +78,8 @@ def check_key(key: str | None, path: str, authorization: str | None) -> None:
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not given:
         raise _unauthorised("no API key was sent; send the header 'Authorization: Bearer KEY'")
-    if not hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode()):
+    # Headers were decoded as Latin-1; this gives the bytes back as they were sent.
+    if not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
         raise _unauthorised("the API key is wrong")
 
 

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import errno
 import math
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -48,8 +51,7 @@ def serve_http(services: Services, host: str, port: int, sock: socket.socket | N
     sock = bind_socket(host, port) if sock is None else sock
     server = HttpServer(services)
     try:
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down
-            server.run(sockets=[sock])
+        server.run(sockets=[sock])
     finally:
         services.engine.kill()  # does nothing after an orderly shutdown
         sock.close()
@@ -78,6 +80,20 @@ class HttpServer(uvicorn.Server):
         )
         self._services = services
         self._drain_s = drain_s
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first signal drains, Ctrl-C once more ends at once. uvicorn's own way raises the signal again after an
+        orderly end, which turns it into a traceback."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        earlier = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
