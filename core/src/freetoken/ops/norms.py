@@ -33,5 +33,4 @@ def l2norm(x: Tensor, eps: float) -> Tensor:
 
 
 def _rms_norm_f32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
