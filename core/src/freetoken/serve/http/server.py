@@ -106,6 +106,17 @@ class HttpServer(uvicorn.Server):
         cut = asyncio.get_running_loop().call_later(self._drain_s, engine.cut_short)
         await super().shutdown(sockets)
         cut.cancel()
+        if self.force_exit:
+            await self._end_at_once()
+
+    async def _end_at_once(self) -> None:
+        """uvicorn would leave everything as it stands; clients are told and the engine is gone before this returns."""
+        engine = self._services.engine
+        engine.cut_short()
+        engine.kill()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_CUT_SHORT_S)
+        await self.lifespan.shutdown()
 
     async def _follow_engine(self) -> None:
         await self._services.engine.ended.wait()
