@@ -21,6 +21,7 @@ from torch import Tensor
 from freetoken.ops.philox import uniform
 
 FIRST_SLICE_TOKENS = 256  # of a CPU's top-p without top-k: usually holds the mass, and spares sorting the vocabulary
+WIDEN_TIMES = 8
 
 
 def sample(
@@ -50,11 +51,17 @@ def threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     width = int(top_k.masked_fill(~by_k, 1).max())
     if bool((by_p & ~by_k).any()):
         width = max(width, FIRST_SLICE_TOKENS)
-    width = min(width, vocab)
+    return torch.maximum(floor, _sliced_cut(scaled, min(width, vocab), top_k, top_p))
+
+
+def _sliced_cut(scaled: Tensor, width: int, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The threshold of top-k and top-p, ``[R, 1]``; rows for which a slice is too narrow try a wider one."""
     cut, enough = _sorted_cut(scaled, width, top_k, top_p)
-    if width < vocab and not bool(enough.all()):
-        cut, _ = _sorted_cut(scaled, vocab, top_k, top_p)
-    return torch.maximum(floor, cut)
+    if width < scaled.shape[-1] and not bool(enough.all()):
+        rest = (~enough).nonzero().squeeze(-1)
+        wider = min(WIDEN_TIMES * width, scaled.shape[-1])
+        cut[rest] = _sliced_cut(scaled[rest], wider, top_k[rest], top_p[rest])
+    return cut
 
 
 def _sorted_cut(scaled: Tensor, width: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,4 +90,7 @@ def draw(scaled: Tensor, cut: Tensor, u: Tensor) -> Tensor:
 
 
 def _kept(scaled: Tensor, cut: Tensor) -> Tensor:
+    """``exp(scaled)`` where it survives ``cut``, else 0."""
+    if cut.device.type == "cpu" and bool((cut == float("-inf")).all()):
+        return scaled.exp()
     return scaled.exp().masked_fill_(scaled < cut, 0.0)

@@ -148,7 +148,8 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self._vocab_size), f"logits {list(logits.shape)} for {len(rows)} rows"
         full = [n for n, row in enumerate(rows) if row.params.route == "full"]
-        processed = self._processed(logits, rows, full) if full else logits
+        changed = [n for n in full if changes_logits(rows[n])]
+        processed = self._processed(logits, rows, changed) if changed else logits
         if len(rows) > self._rows.capacity:
             self._rows = RowTensors(2 * len(rows), self._device)
         self._rows.fill(rows)
@@ -160,10 +161,10 @@ class Sampler:
             self._counts.record(self._slots(rows, counted), tokens[self._tensor(counted, torch.int64)])
         return SampleResult(tokens, self._logprobs(logits, rows, tokens))
 
-    def _processed(self, logits: Tensor, rows: Sequence[SamplingRow], full: Sequence[int]) -> Tensor:
-        """A copy of ``logits`` with penalties, bias and masks in the rows ``full``."""
+    def _processed(self, logits: Tensor, rows: Sequence[SamplingRow], changed: Sequence[int]) -> Tensor:
+        """A copy of ``logits`` with penalties, bias and masks in the rows ``changed``."""
         logits = logits.clone()
-        counted = [n for n in full if self._state(rows[n]).slot is not None]
+        counted = [n for n in changed if self._state(rows[n]).slot is not None]
         if counted:
             where = self._tensor(counted, torch.int64)
             part = logits.index_select(0, where)
@@ -176,7 +177,7 @@ class Sampler:
                 self._column([p.frequency_penalty for p in params]),
             )
             logits.index_copy_(0, where, part)
-        for n in full:
+        for n in changed:
             row, state = rows[n], self._state(rows[n])
             if state.bias_ids is not None and state.bias_values is not None:
                 logits[n].index_add_(0, state.bias_ids, state.bias_values)
@@ -224,6 +225,11 @@ class Sampler:
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=self._device)
+
+
+def changes_logits(row: SamplingRow) -> bool:
+    """Whether the full route changes this row before the draw; one that only asks for log-probabilities does not."""
+    return keeps_history(row.params) or bool(row.params.logit_bias) or row.step < row.params.min_tokens
 
 
 def keeps_history(params: SamplingParams) -> bool:
