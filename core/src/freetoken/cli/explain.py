@@ -13,7 +13,8 @@ from freetoken.serve.start import make_plan, open_model
 
 def explain(context: CommandContext) -> int:
     start = engine_start(context)
-    hardware = probe_hardware(accelerators=start.options.device != "cpu")
+    options = start.options
+    hardware = probe_hardware(accelerators=options.device != "cpu", host_memory_bytes=options.host_memory_bytes)
     with open_model(start, context.plugins) as checkpoint:
         plan = make_plan(start, context.plugins, checkpoint, hardware).plan
     print(json.dumps(plan_json(plan), indent=2) if context.args.json else plan_text(plan))

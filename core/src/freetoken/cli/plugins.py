@@ -12,7 +12,7 @@ from freetoken.plugin.report import PluginRow, plugin_rows
 def plugins(context: CommandContext) -> int:
     """Without ``--all`` only what was installed on top of the core, and everything that is not well."""
     deep = bool(context.args.all)
-    rows = plugin_rows(context.plugins, probe_hardware(accelerators=False), deep=deep)
+    rows = plugin_rows(context.plugins, probe_hardware(), deep=deep)
     if not deep:
         rows = tuple(r for r in rows if not r.record.builtin or r.state != "active")
     if context.args.json:

@@ -41,7 +41,6 @@ def serve(context: CommandContext) -> int:
         defaults=text.defaults,
         limits=_limits(options),
         api_key=options.api_key,
-        request_timeout_s=options.request_timeout_s,
     )
     serve_http(services, options.host, options.port, sock)
     return 0
@@ -49,5 +48,8 @@ def serve(context: CommandContext) -> int:
 
 def _limits(options: CoreOptions) -> ServerLimits:
     return ServerLimits(
-        max_body_bytes=options.max_body_bytes, max_queue=options.max_queue, drain_s=options.drain_timeout_s
+        max_body_bytes=options.max_body_bytes,
+        max_queue=options.max_queue,
+        drain_s=options.drain_timeout_s,
+        request_timeout_s=options.request_timeout_s,
     )

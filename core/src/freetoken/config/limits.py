@@ -65,7 +65,7 @@ def decide_kv_tokens(
     token_bytes = max(spec.kv_token_bytes, 1)
     fits = free_bytes // token_bytes // page_tokens * page_tokens
     if options.kv_tokens is not None:
-        asked = round_up(options.kv_tokens, page_tokens)
+        asked = round_up(options.kv_tokens, page_tokens) + page_tokens
         if asked > fits:
             raise _too_big(f"--kv-tokens {options.kv_tokens}", asked * token_bytes, free_bytes, fits)
         return Decision("kv_tokens", asked, "asked for")

@@ -119,7 +119,10 @@ def decide_device(options: CoreOptions, hardware: Hardware) -> tuple[Device, Dec
         return device, Decision("device", device.torch_name, why)
     found = hardware.device(options.device)
     if found is None:
-        raise RefusedPlan(f"--device {options.device}", "this machine has none", "use --device cpu")
+        raise RefusedPlan(
+            f"--device {options.device}", hardware.accelerator_problem or "this machine has none",
+            hardware.accelerator_fix or "use --device cpu",
+        )  # fmt: skip
     return found, Decision("device", found.torch_name, "asked for")
 
 
@@ -137,8 +140,6 @@ def decide_dtype(options: CoreOptions, device: Device, facts: CheckpointFacts) -
 def decide_memory(options: CoreOptions, device: Device) -> Decision[int]:
     """How many bytes of the device FreeToken may take."""
     free = device.memory_free_bytes
-    if device.kind == "cpu" and options.host_memory_bytes is not None:
-        free = options.host_memory_bytes
     allowed = int(free * options.memory_ratio)
     if options.device_memory_bytes is not None and options.device_memory_bytes < allowed:
         return Decision("memory_bytes", options.device_memory_bytes, "--device-memory-bytes")

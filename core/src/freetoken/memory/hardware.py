@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from freetoken.memory.cgroup import cpu_quota, memory_limit
-from freetoken.memory.cuda_driver import usable_cuda
+from freetoken.memory.cuda_driver import CudaReport, usable_cuda
 from freetoken.vocab.hardware import Device, Hardware
 from freetoken.vocab.units import KIB
 
@@ -26,11 +26,14 @@ def probe_hardware(
     ``/proc`` and ``/sys`` are read.
     """
     total, free = host_memory(host_memory_bytes, root)
+    report = _accelerators() if accelerators else CudaReport()
     return Hardware(
         cores=usable_cores(root),
         host_total_bytes=total,
         host_free_bytes=free,
-        accelerators=_accelerators() if accelerators else (),
+        accelerators=report.devices,
+        accelerator_problem=report.problem,
+        accelerator_fix=report.fix,
     )
 
 
@@ -63,8 +66,8 @@ def _system_memory(root: Path) -> tuple[int, int]:
     return memory.total, memory.available
 
 
-def _accelerators() -> tuple[Device, ...]:
+def _accelerators() -> CudaReport:
     report = usable_cuda()
     if report.problem:
-        log.info("no CUDA device: %s%s", report.problem, f" ({report.fix})" if report.fix else "")
-    return report.devices
+        log.debug("no CUDA device: %s%s", report.problem, f" ({report.fix})" if report.fix else "")
+    return report

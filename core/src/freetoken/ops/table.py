@@ -11,11 +11,15 @@ from freetoken.plugin.protocols import LoadedKernel
 from freetoken.vocab.ops import OpShape
 
 
+def _copied(kernels: Mapping[OpShape, LoadedKernel]) -> Mapping[OpShape, LoadedKernel]:
+    return dict(kernels)
+
+
 @frozen(eq=False)
 class OpTable:
     """Implements ``plugin.protocols.Ops`` over kernels that are loaded already."""
 
-    kernels: Mapping[OpShape, LoadedKernel] = field(converter=dict)
+    kernels: Mapping[OpShape, LoadedKernel] = field(converter=_copied)
 
     def bind(self, shape: OpShape) -> Callable[..., Any]:
         """The function to call for ``shape``.

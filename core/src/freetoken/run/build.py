@@ -78,7 +78,7 @@ def build_engine(
 ) -> BuiltEngine:
     """Load, size and assemble. Raises ``CheckpointError`` for files that do not hold what the plan needs."""
     plan = resolved.plan
-    num_threads = compute_threads(plan.hardware.cores, threads)
+    num_threads = compute_threads(plan.hardware.cores, threads, device_kind=plan.device.kind)
     if plan.device.kind == "cpu":
         torch.set_num_threads(num_threads)
     attention = create_attention(plan, catalogs, options_of)
@@ -182,7 +182,7 @@ def assemble(
 ) -> Model:
     """The family's layers around the packed weights and the bound kernels."""
     plan = resolved.plan
-    parts = ModelParts(weights, OpTable(dict(kernels)), attention, moe, plan.device, plan.dtype)
+    parts = ModelParts(weights, OpTable(kernels), attention, moe, plan.device, plan.dtype)
     return resolved.family.build(plan.model, parts)
 
 
@@ -193,14 +193,12 @@ def _size(plan: Plan) -> Sizing:
 
 def create_caches(plan: Plan, sizing: Sizing, prefix_cache: bool) -> tuple[CachePools, CacheManager]:
     """The pools and their manager; recurrent rows are one scratch row, the running ones, then snapshots."""
-    per_slot = plan.model.state_slot_bytes
-    snapshots = plan.snapshot_bytes // per_slot if per_slot else 0
     cache = CacheManager(
         num_pages=sizing.kv_pages,
         page_tokens=sizing.page_tokens,
         prefix_cache=prefix_cache,
         state_slots=sizing.state_slots,
-        snapshot_slots=snapshots,
+        snapshot_slots=sizing.snapshot_slots,
     )
     pools = CachePools(
         plan.model.caches, sizing.kv_pages, sizing.page_tokens, cache.num_state_rows, plan.device.torch_name

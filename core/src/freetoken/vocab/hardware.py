@@ -35,12 +35,18 @@ class Device:
 
 @frozen
 class Hardware:
-    """The host and its accelerators. ``cores`` counts the ones this process may really use (affinity and cgroup)."""
+    """The host and its accelerators.
+
+    ``cores`` counts the ones this process may really use (affinity and cgroup). ``accelerator_problem`` says why there
+    is no accelerator, and ``accelerator_fix`` what would help; both are empty where there is one.
+    """
 
     cores: int = 1
     host_total_bytes: int = 0
     host_free_bytes: int = 0
     accelerators: tuple[Device, ...] = field(default=())
+    accelerator_problem: str = ""
+    accelerator_fix: str = ""
 
     @property
     def cpu(self) -> Device:
