@@ -160,3 +160,14 @@ def test_what_it_does_not_serve_is_refused() -> None:
     """Oracle: the spec's facts."""
     with pytest.raises(EngineError, match="float64"):
         SPEC.create(evolve(setup(PagedKV(2, 32, 32, "float32")), dtype="float64"))
+
+
+def test_either_mode_of_torch_may_call() -> None:
+    """Oracle: torch itself, which refuses writes from outside to what inference mode made."""
+    cache = PagedKV(2, 32, 32, "float32")
+    batch = make_batch((1, 1), (9, 20), PAGE, num_pages=50)
+    k_pool, v_pool = filled(batch, cache, 50)
+    backend, q = TorchAttention(setup(cache)), normal(1)(2, 4, 32)
+    with torch.inference_mode():
+        inside = backend.forward(q, k_pool, v_pool, 0, backend.plan(batch))
+    assert torch.equal(backend.forward(q, k_pool, v_pool, 0, backend.plan(batch)), inside)

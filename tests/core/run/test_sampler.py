@@ -284,3 +284,15 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     known.add("a", penalised)
     with pytest.raises(EngineError, match="already"):
         known.add("a", penalised)
+
+
+def test_either_mode_of_torch_may_sample() -> None:
+    """Oracle: torch itself, which refuses writes from outside to what inference mode made."""
+    params = SamplingParams(temperature=0, frequency_penalty=1.0)
+    chosen = sampler()
+    with torch.inference_mode():
+        chosen.add("a", params)
+        chosen.sample(logits_of(1, 20), [row(params), *(row(SamplingParams(), f"r{n}") for n in range(19))])
+    chosen.add("b", params)
+    inside = chosen.sample(logits_of(1, 2), [row(params, "a", step=1), row(params, "b")]).tokens
+    assert inside[1] == logits_of(1, 2)[1].argmax()

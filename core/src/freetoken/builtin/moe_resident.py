@@ -40,15 +40,16 @@ class ResidentExperts:
         self._setup = setup
         self._layers = {layer.layer: layer for layer in setup.layers}
         experts = setup.shape.experts
-        self._banks: dict[int, Bank] = {
-            layer.layer: {
-                part.name: torch.zeros(
-                    experts, *part.shape, dtype=getattr(torch, part.dtype), device=setup.device.torch_name
-                )
-                for part in layer.layout
+        with torch.inference_mode(False):  # so that the weight stream may write in either mode
+            self._banks: dict[int, Bank] = {
+                layer.layer: {
+                    part.name: torch.zeros(
+                        experts, *part.shape, dtype=getattr(torch, part.dtype), device=setup.device.torch_name
+                    )
+                    for part in layer.layout
+                }
+                for layer in setup.layers
             }
-            for layer in setup.layers
-        }
         self._accepted: set[tuple[int, int]] = set()
         self._filled_bytes = 0
         self._sealed = False

@@ -102,7 +102,8 @@ class TorchAttention:
         scratch = self._scratch.get(name)
         if scratch is None or scratch.numel() < size or scratch.dtype != pool.dtype:
             # A new block of this size each call would be mapped and faulted in anew by the C library every time.
-            scratch = self._scratch[name] = torch.empty(size, dtype=pool.dtype, device=pool.device)
+            with torch.inference_mode(False):  # so that both modes may write to it
+                scratch = self._scratch[name] = torch.empty(size, dtype=pool.dtype, device=pool.device)
         rows = scratch[:size].view(-1, dim)
         torch.index_select(pool.view(-1, dim), 0, keys.index, out=rows)
         return rows.view(count, heads, -1, dim).to(dtype)

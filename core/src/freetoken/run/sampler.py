@@ -70,6 +70,7 @@ class RowTensors:
     ``fill`` before a step or a replay; ``args(n)`` are the op's arguments after the logits for ``n`` rows.
     """
 
+    @torch.inference_mode(False)  # so that both modes may fill it, whichever made it
     def __init__(self, capacity: int, device: str | torch.device) -> None:
         self.capacity = ceil_div(capacity, _ROW_MULTIPLE) * _ROW_MULTIPLE
         self._floats = torch.zeros(3, self.capacity, dtype=torch.float32, device=device)  # temperature, top_p, min_p

@@ -50,6 +50,7 @@ class TokenCounts:
         torch.where(seen, scaled, logits, out=logits)
         logits -= output * frequency + generated * presence
 
+    @torch.inference_mode(False)  # so that both modes may write to the slots, whichever made them
     def _grow(self) -> None:
         old = len(self._prompt)
         new = max(_FIRST_SLOTS, old)
