@@ -41,10 +41,10 @@ class BatchBuilder:
     def __init__(
         self, device: torch.device, lanes: int, max_seq_tokens: int, max_tokens: int, page_tokens: int
     ) -> None:
-        max_pages = ceil_div(max_seq_tokens, page_tokens) + 1
-        self._tables = PageTables(lanes, max_pages)
+        self.max_pages = ceil_div(max_seq_tokens, page_tokens) + 1
+        self.tables = PageTables(lanes, self.max_pages)
         self._page = page_tokens
-        int_bytes = 8 * (3 * max_tokens + 6 * lanes) + 4 * lanes * (max_pages + 4) + 1024
+        int_bytes = 8 * (3 * max_tokens + 6 * lanes) + 4 * lanes * (self.max_pages + 4) + 1024
         self._staging = Staging(device, int_bytes)
 
     def build(self, plan: StepPlan, last_tokens: torch.Tensor) -> Batch:
@@ -57,7 +57,7 @@ class BatchBuilder:
         np.cumsum(query_lens, out=query_starts[1:])
         context = np.array([q + p for q, p in zip(query_lens, prefix_lens, strict=True)], dtype=np.int32)
         width = max(1, ceil_div(int(context.max()), page))
-        tables = np.stack([self._tables.row(row)[:width] for row in rows])
+        tables = np.stack([self.tables.row(row)[:width] for row in rows])
         total = int(query_starts[-1])
         positions = np.concatenate([np.arange(p, p + q) for p, q in zip(prefix_lens, query_lens, strict=True)])
         owner = np.repeat(np.arange(len(rows)), query_lens)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from freetoken.kv.manager import StateCopy
+from freetoken.plugin.protocols import AttentionLimits
 from freetoken.run.batch_builder import BatchBuilder
+from freetoken.run.graphs import DecodeGraphs
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler, SampleResult
 from freetoken.run.step_plan import StepPlan
 from freetoken.vocab.sampling import SamplingParams
+
+_RING = 4  # steps whose tokens may be on their way to the host
 
 
 @frozen(eq=False)
@@ -25,46 +29,86 @@ class Sampled:
 
 
 class LaunchedStep:
-    """A step that was launched; ``read`` waits for it."""
+    """A step that was launched. ``tokens`` are on the host once ``arrived`` (``None`` on a CPU) has happened."""
 
-    def __init__(self, result: SampleResult | None) -> None:
+    def __init__(self, tokens: Tensor | None, arrived: torch.cuda.Event | None, result: SampleResult | None) -> None:
+        self._tokens = tokens
+        self._arrived = arrived
         self._result = result
 
     def read(self) -> Sampled:
-        if self._result is None:
+        """Wait for the step."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        if self._tokens is None:
             return Sampled((), ())
-        return Sampled(self._result.tokens.tolist(), self._result.read_logprobs())
+        tokens = self._tokens.tolist()
+        logprobs = self._result.read_logprobs() if self._result is not None else (None,) * len(tokens)
+        return Sampled(tokens, logprobs)
 
 
 class Engine:
-    """``last_tokens [lanes]`` holds each lane's newest token on the device, so that a next step need not wait."""
+    """``last_tokens [lanes + 1]`` holds each lane's newest token on the device, so that a next step need not wait."""
 
     def __init__(self, runner: ModelRunner, builder: BatchBuilder, sampler: Sampler, lanes: int, device: str) -> None:
         self._runner = runner
         self._builder = builder
         self._sampler = sampler
         self._device = torch.device(device)
-        self._last_tokens = torch.zeros(lanes, dtype=torch.int64, device=self._device)
+        self._last_tokens = torch.zeros(lanes + 1, dtype=torch.int64, device=self._device)
+        self._graphs: DecodeGraphs | None = None
+        self._on_gpu = self._device.type == "cuda"
+        self._hosts = (
+            [torch.zeros(lanes, dtype=torch.int64, pin_memory=True) for _ in range(_RING)] if self._on_gpu else []
+        )
+        self._next_host = 0
 
     @property
     def runner(self) -> ModelRunner:
         return self._runner
 
+    def capture_graphs(
+        self, sample: Callable[..., Tensor], limits: AttentionLimits, report: Callable[[float, str], None]
+    ) -> float:
+        """Capture decode steps; returns seconds. Only on a GPU, with backends that can."""
+        graphs = DecodeGraphs(
+            self._runner, sample, self._last_tokens, limits, self._builder.tables, self._builder.max_pages
+        )
+        seconds = graphs.capture(report)
+        self._graphs = graphs
+        return seconds
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step. On a GPU this returns before it is done."""
+        size = self._graphs.size_for(plan) if self._graphs is not None else None
+        if self._graphs is not None and size is not None:
+            return self._sent(self._graphs.replay(plan, size), None)
         if plan.copies:
             self._runner.pools.copy_state(plan.copies)
         batch = self._builder.build(plan, self._last_tokens)
         logits = self._runner.run(batch)
         if logits is None:
-            return LaunchedStep(None)
+            return self._sent(None, None)
         result = self._sampler.sample(logits, [row.sample for row in plan.rows if row.sample is not None])
         self._remember(plan, result.tokens)
-        return LaunchedStep(result)
+        return self._sent(result.tokens, result)
+
+    def _sent(self, tokens: Tensor | None, result: SampleResult | None) -> LaunchedStep:
+        """Start the tokens' way to the host."""
+        if not self._on_gpu:
+            return LaunchedStep(tokens, None, result)
+        host = None
+        if tokens is not None:
+            host = self._hosts[self._next_host][: len(tokens)]
+            self._next_host = (self._next_host + 1) % _RING
+            host.copy_(tokens, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return LaunchedStep(host, arrived, result)
 
     def _remember(self, plan: StepPlan, tokens: Tensor) -> None:
-        lanes = torch.tensor([row.lane for row in plan.sampled], dtype=torch.int64)
+        lanes = torch.tensor([row.lane for row in plan.sampled], dtype=torch.int64, pin_memory=self._on_gpu)
         self._last_tokens.index_copy_(0, lanes.to(self._device, non_blocking=True), tokens)
 
     @torch.inference_mode()

@@ -57,6 +57,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
             report,
             threads=options.threads,
             prefix_cache=options.prefix_cache,
+            cuda_graphs=options.cuda_graphs,
         )
         eos = GenerationDefaults.from_config(checkpoint.generation_config).eos_token_ids
     core = EngineCore(
@@ -71,6 +72,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
         ),
         eos_ids=frozenset(built.plan.model.eos_token_ids) | frozenset(eos),
         vocab_size=built.plan.model.vocab_size,
+        overlap=built.plan.device.kind != "cpu",
     )
     loaded.ready(built.plan, built.sizing)
     return RunningEngine(core, built, loaded)

@@ -1,0 +1,86 @@
+"""Makes the parts that a plan names: attention backends, the MoE strategy, pools and their manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import evolve
+
+from freetoken.config.facts import WeightNeeds
+from freetoken.config.limits import Limits
+from freetoken.config.resolve import Resolved, moe_setup
+from freetoken.kv.manager import CacheManager
+from freetoken.kv.pool import CachePools
+from freetoken.plugin.catalog import Catalogs
+from freetoken.plugin.protocols import AttentionBackend, AttentionLimits, AttentionSetup, LoadedKernel, MoEStrategy
+from freetoken.vocab.ops import OpShape
+from freetoken.vocab.plan import Plan, Sizing
+
+OptionsOf = Callable[[type | None], object]
+"""Finds the instance of a plugin's option class."""
+
+
+def create_attention(plan: Plan, catalogs: Catalogs, options_of: OptionsOf) -> dict[str, AttentionBackend]:
+    """One backend object a group."""
+    backends = {}
+    for group, choice in zip(plan.model.attention, plan.attention, strict=True):
+        spec = catalogs.attention_backends.get(choice.name)
+        setup = AttentionSetup(group, plan.device, plan.dtype, attention_limits(plan), options_of(spec.options))
+        backends[group.name] = spec.create(setup)
+    return backends
+
+
+def attention_limits(plan: Plan) -> AttentionLimits:
+    """The largest step the plan's attention will be asked for."""
+    return AttentionLimits(plan.page_tokens, plan.max_seq_tokens, plan.max_running_requests, plan.max_prefill_tokens)
+
+
+def create_moe(
+    resolved: Resolved, catalogs: Catalogs, kernels: Mapping[OpShape, LoadedKernel], options_of: OptionsOf
+) -> MoEStrategy | None:
+    """The planned strategy with each layer's bound expert kernel; ``None`` for a dense model."""
+    plan, needs = resolved.plan, resolved.needs
+    if plan.model.moe is None:
+        return None
+    spec = catalogs.moe_strategies.get(plan.moe.name)
+    limits = Limits(plan.max_seq_tokens, plan.max_running_requests, plan.max_prefill_tokens, ())
+    declared = sum(c.worst_bytes for c in plan.claims if c.owner == spec.name)
+    setup = moe_setup(
+        plan.model, needs, resolved.kernels, limits, plan.device, plan.dtype, declared or plan.memory_bytes,
+        plan.hardware.host_free_bytes,
+    )  # fmt: skip
+    shapes = _expert_shapes(needs)
+    layers = tuple(evolve(layer, call=kernels[shapes[layer.layer]].call) for layer in setup.layers)
+    return spec.create(evolve(setup, layers=layers, options=options_of(spec.options)))
+
+
+def _expert_shapes(needs: WeightNeeds) -> dict[int, OpShape]:
+    return {s.layer: needs.shapes[s.name] for s in needs.slots if s.kind == "experts" and s.layer is not None}
+
+
+def create_caches(plan: Plan, sizing: Sizing, prefix_cache: bool) -> tuple[CachePools, CacheManager]:
+    """The pools and their manager; recurrent rows are one scratch row, the running ones, then snapshots."""
+    cache = CacheManager(
+        num_pages=sizing.kv_pages,
+        page_tokens=sizing.page_tokens,
+        prefix_cache=prefix_cache,
+        state_slots=sizing.state_slots,
+        snapshot_slots=sizing.snapshot_slots,
+    )
+    pools = CachePools(
+        plan.model.caches, sizing.kv_pages, sizing.page_tokens, cache.num_state_rows, plan.device.torch_name
+    )
+    return pools, cache
+
+
+def graphs_refusal(resolved: Resolved, catalogs: Catalogs) -> str | None:
+    """Why decode steps cannot be captured; ``None`` when they can."""
+    plan = resolved.plan
+    if plan.device.kind != "cuda":
+        return f"there are no graphs on a {plan.device.kind}"
+    for choice in plan.attention:
+        if not catalogs.attention_backends.get(choice.name).graphs:
+            return f"attention backend {choice.name} cannot be captured"
+    if plan.model.moe is not None and not catalogs.moe_strategies.get(plan.moe.name).graphs:
+        return f"MoE strategy {plan.moe.name} cannot be captured"
+    return None

@@ -1,0 +1,40 @@
+"""What the largest step takes while it runs: measured before the caches are sized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from freetoken.kv.pool import CachePools
+from freetoken.memory.measure import PeakTracker
+from freetoken.plugin.protocols import AttentionBackend, Model, MoEStrategy
+from freetoken.run.runner import ModelRunner
+from freetoken.run.sampler import Sampler
+from freetoken.run.scratch import ScratchForward
+from freetoken.vocab.launch import StepPoint
+from freetoken.vocab.plan import Plan
+
+
+def measure_peak(
+    plan: Plan,
+    model: Model,
+    attention: Mapping[str, AttentionBackend],
+    moe: MoEStrategy | None,
+    sampler: Sampler,
+    layers: Sequence[int],
+) -> int | None:
+    """Bytes, from a step of the largest chunk at the longest context; ``None`` on a CPU, where the claims stand.
+
+    ``layers`` are one of each kind: a step's activations do not add up over layers, so they show the peak.
+    """
+    if plan.device.kind == "cpu":
+        return None
+    rows = 2 if plan.model.state_slot_bytes else 0
+    pools = CachePools(plan.model.caches, 2, plan.page_tokens, rows, plan.device.torch_name)
+    scratch = ScratchForward(ModelRunner(model, attention, moe, pools), sampler, layers, plan.page_tokens)
+    tokens = plan.max_prefill_tokens
+    with PeakTracker(plan.device) as tracker:
+        scratch.run(StepPoint(tokens, 1, tokens, plan.max_seq_tokens, 1, decode=False))
+    torch.cuda.empty_cache()
+    return tracker.extra_bytes
