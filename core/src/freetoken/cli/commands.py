@@ -16,6 +16,7 @@ def freetoken_add_commands(commands: CommandGroup) -> None:
         Command("explain", "Print the plan for a model: each choice and why", _explain_arguments, _explain, True)
     )
     commands.add(Command("plugins", "List plugins, their state and what they offer", _plugins_arguments, _plugins))
+    commands.add(Command("bench", "Measure a running server from outside", _bench_arguments, _bench))
     commands.add(Command("models", "List model families, weight formats and installed models", _json_argument, _models))
 
 
@@ -49,6 +50,12 @@ def _plugins_arguments(parser: argparse.ArgumentParser) -> None:
     _json_argument(parser)
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    from freetoken.cli.bench_arguments import configure
+
+    configure(parser)
+
+
 def _serve(context: CommandContext) -> int:
     from freetoken.cli.serve import serve
 
@@ -77,3 +84,9 @@ def _models(context: CommandContext) -> int:
     from freetoken.cli.models import models
 
     return models(context)
+
+
+def _bench(context: CommandContext) -> int:
+    from freetoken.cli.bench import bench
+
+    return bench(context)
