@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from freetoken.ops import linear as linear_module
 from freetoken.ops.activation import silu_and_mul
 from freetoken.ops.embedding import embedding
 from freetoken.ops.kv_write import write_kv
@@ -29,6 +30,18 @@ def test_linear(dtype: str) -> None:
     randn = normal(2, dtype=getattr(torch, dtype))
     x, w = randn(6, 96), randn(40, 96) / 10
     assert_close(linear(x, w), x.double() @ w.double().T, dtype, 96)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_by_slices(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the product in float64, where the last slice is shorter; one row and many rows go whole."""
+    monkeypatch.setattr(linear_module, "SLICED_BYTES", 0)
+    monkeypatch.setattr(linear_module, "SLICE_ROWS", 16)
+    randn = normal(5, dtype=getattr(torch, dtype))
+    w = randn(70, 96) / 10
+    for tokens in (1, 2, 64, 65):
+        x = randn(tokens, 96)
+        assert_close(linear(x, w), x.double() @ w.double().T, dtype, 96, f"{tokens} tokens")
 
 
 def test_embedding_takes_rows() -> None:
