@@ -33,7 +33,7 @@ def launch(rows: int, x_stride: int, residual_stride: int, eps: float, shape: Op
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     return (launch(point.tokens, shape.cols, shape.cols, 1e-6, shape),)
 

@@ -6,15 +6,25 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows", "x_stride", "residual_stride"])
 def add_rms_norm_kernel(
-    x, residual, weight, normed, summed, rows, x_stride, residual_stride, eps,
-    N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    x,
+    residual,
+    weight,
+    normed,
+    summed,
+    rows,
+    x_stride,
+    residual_stride,
+    eps,
+    N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_N)
     mask = (row[:, None] < rows) & (col[None, :] < N)
-    x_start = row.to(tl.int64) * tl.multiple_of(x_stride, ALIGN)
-    residual_start = row.to(tl.int64) * tl.multiple_of(residual_stride, ALIGN)
+    x_start = row.to(tl.int64) * (x_stride // ALIGN * ALIGN)
+    residual_start = row.to(tl.int64) * (residual_stride // ALIGN * ALIGN)
     out_offsets = row.to(tl.int64)[:, None] * N + col[None, :]
     a = tl.load(x + x_start[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
     b = tl.load(residual + residual_start[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -57,7 +57,7 @@ def launch(tokens: int, sequences: int, stride: int, shape: OpShape) -> TritonLa
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step starts."""
     return (launch(point.tokens, point.sequences, shape.rows, shape),)
 

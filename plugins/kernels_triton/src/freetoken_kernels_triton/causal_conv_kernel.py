@@ -27,8 +27,20 @@ def sequence_of_block(query_starts, sequences, block, TOKENS: tl.constexpr, BLOC
 
 @triton.jit(do_not_specialize=["x_stride", "sequences"])
 def conv_prefill_kernel(
-    x, weight, state, query_starts, state_slots, prefix_lens, out, x_stride, sequences,
-    C: tl.constexpr, W: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
+    x,
+    weight,
+    state,
+    query_starts,
+    state_slots,
+    prefix_lens,
+    out,
+    x_stride,
+    sequences,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ):
     """Program (block of tokens of one sequence, block of channels)."""
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -43,12 +55,12 @@ def conv_prefill_kernel(
     channels = channel < C
     prefix = tl.load(prefix_lens + sequence)
     old = state + tl.load(state_slots + sequence) * (C * (W - 1)) + channel[None, :] * (W - 1)
-    rows = x + begin.to(tl.int64) * tl.multiple_of(x_stride, ALIGN)
+    rows = x + begin.to(tl.int64) * (x_stride // ALIGN * ALIGN)
     total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     for tap in tl.static_range(W):
         at = local - (W - 1) + tap
         inside = (at >= 0) & (local < length)
-        offsets = at.to(tl.int64)[:, None] * tl.multiple_of(x_stride, ALIGN) + channel[None, :]
+        offsets = at.to(tl.int64)[:, None] * (x_stride // ALIGN * ALIGN) + channel[None, :]
         value = tl.load(rows + offsets, mask=inside[:, None] & channels[None, :], other=0.0).to(tl.float32)
         if tap < W - 1:
             earlier = (at < 0) & (local < length) & (prefix > 0)
@@ -61,28 +73,35 @@ def conv_prefill_kernel(
     tl.store(target, result.to(out.dtype.element_ty), mask=(local < length)[:, None] & channels[None, :])
     if block == first_block:
         KEPT: tl.constexpr = W - 1
+        held = state + tl.load(state_slots + sequence) * (C * KEPT) + channel * KEPT
         for index in tl.static_range(KEPT):
-            at = length - KEPT + index
+            place = length - KEPT + index
             recent = tl.load(
-                rows + at.to(tl.int64) * tl.multiple_of(x_stride, ALIGN) + channel, mask=channels & (at >= 0), other=0.0
-            ).to(tl.float32)
-            # at < 0 needs an older place of the state, and places are written oldest first: none is overwritten yet
-            # that is read later, since at + KEPT > index.
-            kept = tl.load(
-                state + tl.load(state_slots + sequence) * (C * KEPT) + channel * KEPT + at + KEPT,
-                mask=channels & (at < 0) & (prefix > 0), other=0.0,
+                rows + place.to(tl.int64) * (x_stride // ALIGN * ALIGN) + channel,
+                mask=channels & (place >= 0),
+                other=0.0,
             )
+            # Before the first token comes what the state held, at a place behind the one that is written now: places
+            # are written oldest first, so none is overwritten that is still to be read.
+            kept = tl.load(held + place + KEPT, mask=channels & (place < 0) & (prefix > 0), other=0.0)
             tl.debug_barrier()
-            tl.store(
-                state + tl.load(state_slots + sequence) * (C * KEPT) + channel * KEPT + index,
-                recent + kept.to(tl.float32), mask=channels,
-            )
+            tl.store(held + index, recent.to(tl.float32) + kept.to(tl.float32), mask=channels)
 
 
 @triton.jit(do_not_specialize=["x_stride", "sequences"])
 def conv_decode_kernel(
-    x, weight, state, state_slots, prefix_lens, out, x_stride, sequences,
-    C: tl.constexpr, W: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    x,
+    weight,
+    state,
+    state_slots,
+    prefix_lens,
+    out,
+    x_stride,
+    sequences,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):
     """Program (block of sequences, block of channels): one token for each sequence."""
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -94,7 +113,7 @@ def conv_decode_kernel(
     known = tl.load(prefix_lens + row, mask=row < sequences, other=0) > 0
     old = state + slot[:, None] * (C * KEPT) + channel[None, :] * KEPT
     newest = tl.load(
-        x + row.to(tl.int64)[:, None] * tl.multiple_of(x_stride, ALIGN) + channel[None, :], mask=mask, other=0.0
+        x + row.to(tl.int64)[:, None] * (x_stride // ALIGN * ALIGN) + channel[None, :], mask=mask, other=0.0
     ).to(tl.float32)
     taps = weight + channel * W
     total = newest * tl.load(taps + KEPT, mask=channel < C, other=0.0).to(tl.float32)[None, :]

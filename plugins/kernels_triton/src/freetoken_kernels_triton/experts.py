@@ -84,7 +84,7 @@ def _launch(
     return TritonLaunch(MODULE + name, args, tuple(constexprs.items()), (*grid, 1), warps, stages)
 
 
-def _pair(form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape) -> tuple[TritonLaunch, ...]:
+def _pair(form: Form, tokens: int, _: int, stride: int, shape: OpShape) -> tuple[TritonLaunch, ...]:
     data = TensorArg(shape.dtype)
     sizes = {"H": shape.cols, "I": shape.intermediate, "K": shape.top_k}
     up = _launch(

@@ -19,8 +19,16 @@ def silu_times(pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["hidden_stride"])
 def pair_up_kernel(
-    hidden, slots, gate_up, inner, hidden_stride,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    hidden,
+    slots,
+    gate_up,
+    inner,
+    hidden_stride,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Program (block of BLOCK_N inner columns, pair): silu(gate · h) · (up · h) by products in registers."""
     pair = tl.program_id(1)
@@ -31,7 +39,7 @@ def pair_up_kernel(
     row = tl.minimum(tl.program_id(0) * (2 * BLOCK_N) + two, 2 * I - 1)
     k = tl.arange(0, BLOCK_K)
     ALIGN: tl.constexpr = 128 // hidden.dtype.element_ty.primitive_bitwidth
-    x = hidden + (pair // K).to(tl.int64) * tl.multiple_of(hidden_stride, ALIGN)
+    x = hidden + (pair // K).to(tl.int64) * (hidden_stride // ALIGN * ALIGN)
     rows = gate_up + slot.to(tl.int64) * (2 * I * H) + row[:, None] * H
     total = tl.zeros((2 * BLOCK_N, BLOCK_K), tl.float32)
     for start in tl.static_range(0, H, BLOCK_K):
@@ -46,14 +54,24 @@ def pair_up_kernel(
     result = silu_times(both, 1, BLOCK_N)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(
-        inner + pair.to(tl.int64) * I + col[None, :], result.to(inner.dtype.element_ty), mask=col[None, :] < I,
+        inner + pair.to(tl.int64) * I + col[None, :],
+        result.to(inner.dtype.element_ty),
+        mask=col[None, :] < I,
     )
 
 
 @triton.jit
 def pair_down_kernel(
-    inner, weights, slots, down, out,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    inner,
+    weights,
+    slots,
+    down,
+    out,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Program (block of BLOCK_N outputs, token): the weighted sum over the token's K experts, in float32."""
     token = tl.program_id(1)
@@ -79,16 +97,29 @@ def pair_down_kernel(
 
 @triton.jit
 def up_tile(
-    hidden, gate_up, inner, pair, valid, inner_row, slot, block, hidden_stride,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    hidden,
+    gate_up,
+    inner,
+    pair,
+    valid,
+    inner_row,
+    slot,
+    block,
+    hidden_stride,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """BLOCK_M pairs of one slot times BLOCK_N rows of its ``gate_up``: writes BLOCK_N / 2 inner columns."""
     ALIGN: tl.constexpr = 128 // hidden.dtype.element_ty.primitive_bitwidth
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     token = tl.where(valid, pair, 0) // K
-    a_pointers = hidden + token.to(tl.int64)[:, None] * tl.multiple_of(hidden_stride, ALIGN) + k[None, :]
+    a_pointers = hidden + token.to(tl.int64)[:, None] * (hidden_stride // ALIGN * ALIGN) + k[None, :]
     row = tl.minimum(n, 2 * I - 1)
     b_pointers = gate_up + slot.to(tl.int64) * (2 * I * H) + row[None, :] * H + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -108,9 +139,21 @@ def up_tile(
 
 @triton.jit
 def down_tile(
-    inner, weights, down, parts, pair, valid, inner_row, slot, block,
-    H: tl.constexpr, I: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    inner,
+    weights,
+    down,
+    parts,
+    pair,
+    valid,
+    inner_row,
+    slot,
+    block,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """BLOCK_M pairs' inner rows times BLOCK_N rows of the slot's ``down``, weighted: writes ``parts`` [pairs, H]."""
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -154,9 +197,20 @@ def pick_pairs(rank, first, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr):
 
 @triton.jit(do_not_specialize=["pairs", "hidden_stride"])
 def slot_up_kernel(
-    hidden, slots, gate_up, inner, pairs, hidden_stride,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    hidden,
+    slots,
+    gate_up,
+    inner,
+    pairs,
+    hidden_stride,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (block of columns, slot): finds the slot's pairs itself, so that nothing need be sorted before."""
     slot = tl.program_id(1)
@@ -165,16 +219,40 @@ def slot_up_kernel(
         pair = pick_pairs(rank, first, BLOCK_M, BLOCK_P)
         valid = first + tl.arange(0, BLOCK_M) < count
         up_tile(
-            hidden, gate_up, inner, pair, valid, pair, slot, tl.program_id(0), hidden_stride,
-            H, I, K, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+            hidden,
+            gate_up,
+            inner,
+            pair,
+            valid,
+            pair,
+            slot,
+            tl.program_id(0),
+            hidden_stride,
+            H,
+            I,
+            K,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            PRECISION,
         )
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def slot_down_kernel(
-    inner, weights, slots, down, parts, pairs,
-    H: tl.constexpr, I: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    inner,
+    weights,
+    slots,
+    down,
+    parts,
+    pairs,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (block of columns, slot): the second product for the slot's pairs."""
     slot = tl.program_id(1)
@@ -183,8 +261,21 @@ def slot_down_kernel(
         pair = pick_pairs(rank, first, BLOCK_M, BLOCK_P)
         valid = first + tl.arange(0, BLOCK_M) < count
         down_tile(
-            inner, weights, down, parts, pair, valid, pair, slot, tl.program_id(0),
-            H, I, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+            inner,
+            weights,
+            down,
+            parts,
+            pair,
+            valid,
+            pair,
+            slot,
+            tl.program_id(0),
+            H,
+            I,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            PRECISION,
         )
 
 
@@ -192,8 +283,9 @@ def slot_down_kernel(
 
 
 @triton.jit(do_not_specialize=["pairs", "tiles"])
-def align_kernel(slots, order, tile_slots, tile_rows, tile_ends, pairs, tiles,
-                 BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr):
+def align_kernel(
+    slots, order, tile_slots, tile_rows, tile_ends, pairs, tiles, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr
+):
     """Program (slot): where its pairs lie in the sorted order, and which tiles are its own.
 
     With ``start`` the number of pairs of lower slots, its pairs take places ``start`` … and its tiles begin at
@@ -232,9 +324,21 @@ def align_kernel(slots, order, tile_slots, tile_rows, tile_ends, pairs, tiles,
 
 @triton.jit(do_not_specialize=["hidden_stride"])
 def tile_up_kernel(
-    hidden, order, tile_slots, tile_rows, tile_ends, gate_up, inner, hidden_stride,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    hidden,
+    order,
+    tile_slots,
+    tile_rows,
+    tile_ends,
+    gate_up,
+    inner,
+    hidden_stride,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (tile · blocks of columns): inner rows lie in sorted order, so that the second product reads straight."""
     BLOCKS: tl.constexpr = (2 * I + BLOCK_N - 1) // BLOCK_N
@@ -246,16 +350,41 @@ def tile_up_kernel(
     valid = row < tl.load(tile_ends + tile)
     pair = tl.load(order + row, mask=valid, other=0)
     up_tile(
-        hidden, gate_up, inner, pair, valid, row, slot, tl.program_id(0) % BLOCKS, hidden_stride,
-        H, I, K, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        hidden,
+        gate_up,
+        inner,
+        pair,
+        valid,
+        row,
+        slot,
+        tl.program_id(0) % BLOCKS,
+        hidden_stride,
+        H,
+        I,
+        K,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        PRECISION,
     )
 
 
 @triton.jit
 def tile_down_kernel(
-    inner, weights, order, tile_slots, tile_rows, tile_ends, down, parts,
-    H: tl.constexpr, I: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    inner,
+    weights,
+    order,
+    tile_slots,
+    tile_rows,
+    tile_ends,
+    down,
+    parts,
+    H: tl.constexpr,
+    I: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (tile · blocks of columns): the second product, scattered to the pairs' own rows."""
     BLOCKS: tl.constexpr = (H + BLOCK_N - 1) // BLOCK_N
@@ -267,8 +396,21 @@ def tile_down_kernel(
     valid = row < tl.load(tile_ends + tile)
     pair = tl.load(order + row, mask=valid, other=0)
     down_tile(
-        inner, weights, down, parts, pair, valid, row, slot, tl.program_id(0) % BLOCKS,
-        H, I, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        inner,
+        weights,
+        down,
+        parts,
+        pair,
+        valid,
+        row,
+        slot,
+        tl.program_id(0) % BLOCKS,
+        H,
+        I,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        PRECISION,
     )
 
 

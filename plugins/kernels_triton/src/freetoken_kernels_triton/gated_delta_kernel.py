@@ -15,11 +15,29 @@ from freetoken_kernels_triton.causal_conv_kernel import sequence_of_block
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride", "v_stride", "decay_stride", "beta_stride"])
 def delta_decode_kernel(
-    q, k, v, decay, beta, state, state_slots, prefix_lens, out,
-    q_stride, k_stride, v_stride, decay_stride, beta_stride, scale,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    state,
+    state_slots,
+    prefix_lens,
+    out,
+    q_stride,
+    k_stride,
+    v_stride,
+    decay_stride,
+    beta_stride,
+    scale,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Program (block of value dims, value head, sequence): a [DK, BLOCK_V] piece of the state passes through once."""
+    ALIGN: tl.constexpr = 128 // q.dtype.element_ty.primitive_bitwidth
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     col = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -29,9 +47,9 @@ def delta_decode_kernel(
     piece = state + (slot * HV + head) * (DK * DV) + dim[:, None] * DV + col[None, :]
     mask = (col < DV)[None, :] & (dim < DK)[:, None]
     memory = tl.load(piece, mask=mask & (tl.load(prefix_lens + row) > 0), other=0.0)
-    key = tl.load(k + row * k_stride + key_head * DK + dim).to(tl.float32)
-    query = tl.load(q + row * q_stride + key_head * DK + dim).to(tl.float32) * scale
-    value = tl.load(v + row * v_stride + head * DV + col, mask=col < DV, other=0.0).to(tl.float32)
+    key = tl.load(k + row * (k_stride // ALIGN * ALIGN) + key_head * DK + dim).to(tl.float32)
+    query = tl.load(q + row * (q_stride // ALIGN * ALIGN) + key_head * DK + dim).to(tl.float32) * scale
+    value = tl.load(v + row * (v_stride // ALIGN * ALIGN) + head * DV + col, mask=col < DV, other=0.0).to(tl.float32)
     memory *= tl.exp(tl.load(decay + row * decay_stride + head))
     seen = tl.sum(memory * key[:, None], axis=0)
     change = (value - seen) * tl.load(beta + row * beta_stride + head)
@@ -73,10 +91,31 @@ def invert_unit_lower(a, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride", "v_stride", "decay_stride", "beta_stride", "sequences"])
 def delta_chunk_kernel(
-    q, k, v, decay, beta, query_starts, u, w, scores, sums,
-    q_stride, k_stride, v_stride, decay_stride, beta_stride, sequences, scale,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_B: tl.constexpr, PRECISION: tl.constexpr,
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    query_starts,
+    u,
+    w,
+    scores,
+    sums,
+    q_stride,
+    k_stride,
+    v_stride,
+    decay_stride,
+    beta_stride,
+    sequences,
+    scale,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (chunk of one sequence, value head): all of a chunk that does not depend on the state.
 
@@ -97,7 +136,8 @@ def delta_chunk_kernel(
     token = token.to(tl.int64)
     dim = tl.arange(0, DK)
     keys = tl.load(
-        k + token[:, None] * tl.multiple_of(k_stride, ALIGN) + key_head * DK + dim[None, :], mask=inside[:, None],
+        k + token[:, None] * (k_stride // ALIGN * ALIGN) + key_head * DK + dim[None, :],
+        mask=inside[:, None],
         other=0.0,
     )
     strength = tl.load(beta + token * beta_stride + head, mask=inside, other=0.0)
@@ -117,13 +157,14 @@ def delta_chunk_kernel(
         col = first + tl.arange(0, BLOCK_V)
         mask = inside[:, None] & (col < DV)[None, :]
         values = tl.load(
-            v + token[:, None] * tl.multiple_of(v_stride, ALIGN) + head * DV + col[None, :], mask=mask, other=0.0
+            v + token[:, None] * (v_stride // ALIGN * ALIGN) + head * DV + col[None, :], mask=mask, other=0.0
         )
         scaled = (values.to(tl.float32) * strength[:, None]).to(keys.dtype)
         u_rows = tl.dot(inverse, scaled, input_precision=PRECISION)
         tl.store(u + (token * HV + head)[:, None] * DV + col[None, :], u_rows.to(u.dtype.element_ty), mask=mask)
     queries = tl.load(
-        q + token[:, None] * tl.multiple_of(q_stride, ALIGN) + key_head * DK + dim[None, :], mask=inside[:, None],
+        q + token[:, None] * (q_stride // ALIGN * ALIGN) + key_head * DK + dim[None, :],
+        mask=inside[:, None],
         other=0.0,
     )
     attention = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * ratio * scale
@@ -133,9 +174,27 @@ def delta_chunk_kernel(
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride"])
 def delta_scan_kernel(
-    q, k, u, w, scores, sums, state, query_starts, state_slots, prefix_lens, out, q_stride, k_stride, scale,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    q,
+    k,
+    u,
+    w,
+    scores,
+    sums,
+    state,
+    query_starts,
+    state_slots,
+    prefix_lens,
+    out,
+    q_stride,
+    k_stride,
+    scale,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (block of value dims, value head, sequence): carries a [DK, BLOCK_V] piece of the state over chunks."""
     ALIGN: tl.constexpr = 128 // q.dtype.element_ty.primitive_bitwidth
@@ -158,14 +217,13 @@ def delta_scan_kernel(
         row = token.to(tl.int64)
         held = memory.to(w.dtype.element_ty)
         w_rows = tl.load(w + (row * HV + head)[:, None] * DK + dim[None, :], mask=inside[:, None], other=0.0)
-        u_rows = tl.load(
-            u + (row * HV + head)[:, None] * DV + col[None, :], mask=inside[:, None] & columns, other=0.0
-        )
+        u_rows = tl.load(u + (row * HV + head)[:, None] * DV + col[None, :], mask=inside[:, None] & columns, other=0.0)
         fresh = u_rows.to(tl.float32) - tl.dot(w_rows, held, input_precision=PRECISION)
         g = tl.load(sums + row * HV + head, mask=inside, other=0.0)
         last = tl.load(sums + (tl.minimum(start + CHUNK, end) - 1).to(tl.int64) * HV + head)
         queries = tl.load(
-            q + row[:, None] * tl.multiple_of(q_stride, ALIGN) + key_head * DK + dim[None, :], mask=inside[:, None],
+            q + row[:, None] * (q_stride // ALIGN * ALIGN) + key_head * DK + dim[None, :],
+            mask=inside[:, None],
             other=0.0,
         )
         result = tl.dot(queries, held, input_precision=PRECISION) * (tl.exp(g) * scale)[:, None]
@@ -176,7 +234,8 @@ def delta_scan_kernel(
         target = out + (row * HV + head)[:, None] * DV + col[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside[:, None] & columns)
         keys = tl.load(
-            k + row[None, :] * tl.multiple_of(k_stride, ALIGN) + key_head * DK + dim[:, None], mask=inside[None, :],
+            k + row[None, :] * (k_stride // ALIGN * ALIGN) + key_head * DK + dim[:, None],
+            mask=inside[None, :],
             other=0.0,
         )
         # Rows behind the end have fresh = 0, whatever their factor.

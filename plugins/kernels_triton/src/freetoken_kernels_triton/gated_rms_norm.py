@@ -35,7 +35,7 @@ def launch(x: Rows, gate: Rows, eps: float, shape: OpShape, dim: int) -> TritonL
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     rows = Rows.packed(point.tokens, norm_dim(shape))
     return (launch(rows, rows, 1e-6, shape, norm_dim(shape)),)

@@ -8,8 +8,20 @@ from freetoken_kernels_triton.rms_norm_kernel import row_offsets
 
 @triton.jit(do_not_specialize=["rows", "groups", "x_stride", "x_group_stride", "gate_stride", "gate_group_stride"])
 def gated_rms_norm_kernel(
-    x, gate, weight, out, rows, groups, x_stride, x_group_stride, gate_stride, gate_group_stride, eps,
-    N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    x,
+    gate,
+    weight,
+    out,
+    rows,
+    groups,
+    x_stride,
+    x_group_stride,
+    gate_stride,
+    gate_group_stride,
+    eps,
+    N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -34,7 +34,7 @@ def launch(rows: Rows, eps: float, shape: OpShape, dim: int) -> TritonLaunch:
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     dim = norm_dim(shape)
     return (launch(Rows.packed(point.tokens, dim), 1e-6, shape, dim),)

@@ -50,13 +50,12 @@ def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLa
     """The one launch for ``rows ≤ SKINNY_ROWS``, ``x_stride`` elements apart."""
     tensor = TensorArg(shape.dtype)
     tensors = (("x", tensor), ("weight", tensor), ("out", tensor))
-    sizes = (("O", shape.rows), ("I", shape.cols))
     if rows == 1:
         tile = gemv_tile(shape, device)
         return TritonLaunch(
             kernel=GEMV,
-            args=tensors,
-            constexprs=(*sizes, ("BLOCK_N", tile.n), ("BLOCK_K", tile.k)),
+            args=(*tensors, ("outputs", shape.rows)),
+            constexprs=(("I", shape.cols), ("BLOCK_N", tile.n), ("BLOCK_K", tile.k)),
             grid=(blocks(shape.rows, tile.n), 1, 1),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -64,9 +63,9 @@ def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLa
     tile = skinny_tile(shape, device)
     return TritonLaunch(
         kernel=SKINNY,
-        args=(*tensors, ("rows", rows), ("x_stride", x_stride)),
+        args=(*tensors, ("outputs", shape.rows), ("rows", rows), ("x_stride", x_stride)),
         constexprs=(
-            *sizes, ("BLOCK_M", tile.m), ("BLOCK_N", tile.n), ("BLOCK_K", tile.k),
+            ("I", shape.cols), ("BLOCK_M", tile.m), ("BLOCK_N", tile.n), ("BLOCK_K", tile.k),
             ("PRECISION", dot_precision(shape.dtype)),
         ),
         grid=(blocks(shape.rows, tile.n), 1, 1),

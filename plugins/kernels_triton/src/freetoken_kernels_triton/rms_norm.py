@@ -35,7 +35,7 @@ def launch(rows: Rows, eps: float, shape: OpShape) -> TritonLaunch:
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     return (launch(Rows.packed(point.tokens, shape.cols), 1e-6, shape),)
 

@@ -7,16 +7,25 @@ import triton.language as tl
 @triton.jit
 def row_offsets(rows, groups, stride, group_stride, ALIGN: tl.constexpr):
     """Element offsets of ``rows`` [R] in a strided [tokens, groups, N] tensor, int64."""
-    stride = tl.multiple_of(stride, ALIGN)
-    group_stride = tl.multiple_of(group_stride, ALIGN)
+    stride = stride // ALIGN * ALIGN
+    group_stride = group_stride // ALIGN * ALIGN
     token = rows // groups
     return token.to(tl.int64) * stride + (rows - token * groups).to(tl.int64) * group_stride
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "x_stride", "x_group_stride"])
 def rms_norm_kernel(
-    x, weight, out, rows, groups, x_stride, x_group_stride, eps,
-    N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    x,
+    weight,
+    out,
+    rows,
+    groups,
+    x_stride,
+    x_group_stride,
+    eps,
+    N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -50,7 +50,7 @@ def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> T
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     dim = shape.head_dim
     return (launch(point.tokens, (shape.q_heads * dim, dim, shape.kv_heads * dim, dim), shape),)

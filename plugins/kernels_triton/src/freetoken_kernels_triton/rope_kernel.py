@@ -6,14 +6,24 @@ import triton.language as tl
 
 @triton.jit
 def rotate_heads(
-    x, out, token, head, heads, stride, head_stride, table,
-    D: tl.constexpr, R: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    x,
+    out,
+    token,
+    head,
+    heads,
+    stride,
+    head_stride,
+    table,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
     """Rotate heads ``head`` [N] of one token; dims past ``R`` are copied."""
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     HALF: tl.constexpr = R // 2
-    stride = tl.multiple_of(stride, ALIGN)
-    head_stride = tl.multiple_of(head_stride, ALIGN)
+    stride = stride // ALIGN * ALIGN
+    head_stride = head_stride // ALIGN * ALIGN
     source = x + token.to(tl.int64) * stride + head.to(tl.int64)[:, None] * head_stride
     target = out + token.to(tl.int64) * (heads * D) + head.to(tl.int64)[:, None] * D
     dim = tl.arange(0, BLOCK_HALF)
@@ -32,9 +42,23 @@ def rotate_heads(
 
 @triton.jit(do_not_specialize=["q_stride", "q_head_stride", "k_stride", "k_head_stride"])
 def rope_kernel(
-    q, k, positions, cos_sin, q_out, k_out, q_stride, q_head_stride, k_stride, k_head_stride,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    q,
+    k,
+    positions,
+    cos_sin,
+    q_out,
+    k_out,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
     """Program (token, block of heads); the blocks of keys follow those of queries."""
     token = tl.program_id(0)
@@ -44,11 +68,31 @@ def rope_kernel(
     head = tl.arange(0, BLOCK_HEADS)
     if block < Q_BLOCKS:
         rotate_heads(
-            q, q_out, token, head + block * BLOCK_HEADS, Q_HEADS, q_stride, q_head_stride, table,
-            D, R, BLOCK_HALF, BLOCK_REST,
+            q,
+            q_out,
+            token,
+            head + block * BLOCK_HEADS,
+            Q_HEADS,
+            q_stride,
+            q_head_stride,
+            table,
+            D,
+            R,
+            BLOCK_HALF,
+            BLOCK_REST,
         )
     else:
         rotate_heads(
-            k, k_out, token, head + (block - Q_BLOCKS) * BLOCK_HEADS, K_HEADS, k_stride, k_head_stride, table,
-            D, R, BLOCK_HALF, BLOCK_REST,
+            k,
+            k_out,
+            token,
+            head + (block - Q_BLOCKS) * BLOCK_HEADS,
+            K_HEADS,
+            k_stride,
+            k_head_stride,
+            table,
+            D,
+            R,
+            BLOCK_HALF,
+            BLOCK_REST,
         )

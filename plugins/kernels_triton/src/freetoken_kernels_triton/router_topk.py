@@ -45,7 +45,7 @@ def launch(rows: int, stride: int, renormalise: bool, top_k: int, shape: OpShape
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     return (launch(point.tokens, shape.experts, True, shape.top_k, shape),)
 

@@ -6,8 +6,17 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows", "logits_stride", "renormalise"])
 def router_topk_kernel(
-    logits, weights, experts, rows, logits_stride, renormalise,
-    E: tl.constexpr, K: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    logits,
+    weights,
+    experts,
+    rows,
+    logits_stride,
+    renormalise,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """K rounds of arg max over a row in registers; K is small against E."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

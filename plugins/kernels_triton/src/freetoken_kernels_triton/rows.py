@@ -32,7 +32,9 @@ class Rows:
         stride = x.stride()
         if stride[-1] != 1 and x.shape[-1] != 1:
             raise EngineError(
-                f"a row kernel on strides {tuple(stride)}", "the last axis is not contiguous", "call .contiguous() first"
+                f"a row kernel on strides {tuple(stride)}",
+                "the last axis is not contiguous",
+                "call .contiguous() first",
             )
         if x.ndim == 2:
             return cls(x.shape[0], 1, stride[0], 0)

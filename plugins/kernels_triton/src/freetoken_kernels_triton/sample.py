@@ -1,4 +1,4 @@
-"""``sample``: greedy, temperature, top-k, top-p, min-p and seed as per-row tensors, in two launches whatever they are."""
+"""``sample``: greedy, temperature, top-k, top-p, min-p and seed as per-row tensors, in two launches for any mixture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PART = 256
 GROUP = 16
 CANDIDATES = 2048
 TOP_P_PARTS = 128
-"""Under top-p alone the candidates are what reaches the 128th largest part maximum; where they lack mass, all are read."""
+"""Under top-p alone the candidates are what reaches the 128th largest part maximum; if they lack mass, all are read."""
 
 
 def num_parts(vocab: int) -> int:
@@ -59,7 +59,7 @@ def step_launches(rows: int, stride: int, vocab: int) -> tuple[TritonLaunch, ...
     return scan, pick
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's rows of logits starts."""
     return step_launches(point.rows, shape.rows, shape.rows)
 
@@ -89,9 +89,7 @@ def load(setup: KernelSetup) -> LoadedKernel:
         chosen = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
         scan, pick = bound(rows, logits.stride(0))
         scan(logits, temperature, maxima, masses)
-        pick(
-            logits, temperature, top_k, top_p, min_p, seeds, steps, maxima, masses, chosen, candidates, ids, out
-        )
+        pick(logits, temperature, top_k, top_p, min_p, seeds, steps, maxima, masses, chosen, candidates, ids, out)
         return out
 
     return LoadedKernel(call=sample)

@@ -3,8 +3,8 @@
 The meaning is defined in ``freetoken.ops.sampling``; here ``s = (l − max l) / t`` as there. A row is looked at in
 *parts* of PART logits: the first kernel writes each part's maximum and mass, spread over the device; the second, one
 program a row, then needs few parts. The k-th largest part maximum bounds the k-th largest value from below, so what
-survives the cuts lies in the few parts that reach such a bound, and is gathered into at most CAP candidates. Only a flat
-distribution has more: then the whole row is read once for each step of the bisection.
+survives the cuts lies in the few parts that reach such a bound, and is gathered into at most CAP candidates. Only a
+flat distribution has more: then the whole row is read once for each step of the bisection.
 """
 
 import triton
@@ -27,16 +27,31 @@ def value_of(key):
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def even_stride(stride, V: tl.constexpr):
+    """``stride``, known to be a multiple of 4 where the vocabulary is: then rows lie at multiples of 16 bytes."""
+    if V % 4 == 0:
+        stride = stride // 4 * 4
+    return stride
+
+
 @triton.jit(do_not_specialize=["logits_stride"])
 def sample_scan_kernel(
-    logits, temperature, maxima, masses, logits_stride,
-    V: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+    logits,
+    temperature,
+    maxima,
+    masses,
+    logits_stride,
+    V: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Program (GROUP parts, row): each part's largest logit, and its Σ exp((l − that) / t)."""
     row = tl.program_id(1)
     part = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
     index = part[:, None] * PART + tl.arange(0, PART)[None, :]
-    start = logits + row.to(tl.int64) * logits_stride
+    start = logits + row.to(tl.int64) * even_stride(logits_stride, V)
     value = tl.load(start + index, mask=index < V, other=float("-inf"))
     heat = tl.load(temperature + row)
     scale = 1.0 / tl.where(heat > 0, heat, 1.0)
@@ -143,14 +158,32 @@ def draw_from_parts(row, part, largest, mass, top, scale, u, V: tl.constexpr, PA
 
 @triton.jit(do_not_specialize=["logits_stride"])
 def sample_pick_kernel(
-    logits, temperature, top_k, top_p, min_p, seeds, steps, maxima, masses, chosen_parts, candidates, candidate_ids,
-    out, logits_stride,
-    V: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_PARTS: tl.constexpr, GROUP: tl.constexpr,
-    CAP: tl.constexpr, GUESS: tl.constexpr, BLOCK: tl.constexpr,
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    seeds,
+    steps,
+    maxima,
+    masses,
+    chosen_parts,
+    candidates,
+    candidate_ids,
+    out,
+    logits_stride,
+    V: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CAP: tl.constexpr,
+    GUESS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Program (row): the row's token from the parts' maxima and masses and the parts that matter."""
     r = tl.program_id(0)
-    row = logits + r.to(tl.int64) * logits_stride
+    row = logits + r.to(tl.int64) * even_stride(logits_stride, V)
     part = tl.arange(0, BLOCK_PARTS)
     largest = tl.load(maxima + r * PARTS + part, mask=part < PARTS, other=float("-inf"))
     top = tl.max(largest, axis=0)
@@ -216,16 +249,14 @@ def sample_pick_kernel(
     cut = floor
     if (count <= CAP) & covers:
         if by_k:
-            ones = tl.where(held, 1.0, 0.0)
-            kth = smallest_cut(keys, ones, k.to(tl.float32), MINUS_INFINITY_KEY - 1 + floor * 0, floor * 0)
+            each = tl.where(held, 1.0, 0.0)
+            kth = smallest_cut(keys, each, k.to(tl.float32), MINUS_INFINITY_KEY - 1 + floor * 0, floor * 0)
             cut = tl.maximum(cut, kth)
             weight = tl.where(keys >= kth, weight, 0.0)
             whole = tl.sum(weight, axis=0)
         if by_p:
             # Without top-k the mass is the row's, of which the candidates hold enough; min-p comes after top-p.
-            cut = tl.maximum(
-                cut, smallest_cut(keys, weight, p * whole, MINUS_INFINITY_KEY - 1 + floor * 0, floor * 0)
-            )
+            cut = tl.maximum(cut, smallest_cut(keys, weight, p * whole, MINUS_INFINITY_KEY - 1 + floor * 0, floor * 0))
         weight = tl.where(keys >= cut, weight, 0.0)
         running = tl.cumsum(weight, axis=0)
         last = tl.max(tl.where(weight > 0, ids, 0), axis=0)

@@ -35,7 +35,7 @@ def launch(rows: int, x_stride: int, shape: OpShape, cols: int) -> TritonLaunch:
     )
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     return (launch(point.tokens, 2 * width(shape), shape, width(shape)),)
 

@@ -11,7 +11,7 @@ def silu_and_mul_kernel(x, out, x_stride, N: tl.constexpr, BLOCK_N: tl.constexpr
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = col < N
-    start = x + row * tl.multiple_of(x_stride, ALIGN)
+    start = x + row * (x_stride // ALIGN * ALIGN)
     gate = tl.load(start + col, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(start + N + col, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * N + col, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)

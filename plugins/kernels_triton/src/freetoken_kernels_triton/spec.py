@@ -40,9 +40,7 @@ def row_lengths(*lengths: Callable[[OpShape], int]) -> Callable[[OpShape], Avail
     def accepts(shape: OpShape) -> Availability:
         for length in lengths:
             if length(shape) <= 0 or length(shape) % row_multiple(shape.dtype):
-                return Availability.no(
-                    f"rows of {length(shape)} {shape.dtype} values are not a multiple of 16 bytes"
-                )
+                return Availability.no(f"rows of {length(shape)} {shape.dtype} values are not a multiple of 16 bytes")
         return Availability.yes()
 
     return accepts

@@ -48,7 +48,7 @@ def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> T
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     heads, k_dim, v_dim = shape.kv_heads, shape.head_dim, shape.v_dim or shape.head_dim
     return (launch(point.tokens, (heads * k_dim, k_dim, heads * v_dim, v_dim), shape),)

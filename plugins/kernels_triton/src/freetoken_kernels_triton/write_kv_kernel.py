@@ -5,24 +5,46 @@ import triton.language as tl
 
 
 @triton.jit
-def copy_heads(source, pool, token, slot, stride, head_stride, HEADS: tl.constexpr, D: tl.constexpr,
-               BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr):
+def copy_heads(
+    source,
+    pool,
+    token,
+    slot,
+    stride,
+    head_stride,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """One token's heads [HEADS, D] into a slot of a pool whose slots are contiguous."""
     ALIGN: tl.constexpr = 128 // source.dtype.element_ty.primitive_bitwidth
     head = tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, BLOCK_D)
     mask = (head[:, None] < HEADS) & (dim[None, :] < D)
-    start = token.to(tl.int64) * tl.multiple_of(stride, ALIGN)
-    rows = head.to(tl.int64)[:, None] * tl.multiple_of(head_stride, ALIGN)
+    start = token.to(tl.int64) * (stride // ALIGN * ALIGN)
+    rows = head.to(tl.int64)[:, None] * (head_stride // ALIGN * ALIGN)
     value = tl.load(source + start + rows + dim[None, :], mask=mask, other=0.0)
     tl.store(pool + slot * (HEADS * D) + head[:, None] * D + dim[None, :], value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["k_stride", "k_head_stride", "v_stride", "v_head_stride"])
 def write_kv_kernel(
-    k, v, k_pool, v_pool, kv_slots, k_stride, k_head_stride, v_stride, v_head_stride,
-    HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    k,
+    v,
+    k_pool,
+    v_pool,
+    kv_slots,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Program (token). A negative slot writes nothing."""
     token = tl.program_id(0)

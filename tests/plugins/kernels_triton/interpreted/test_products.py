@@ -77,9 +77,7 @@ def test_slots_below_zero_contribute_nothing(kernel, close, tokens):
 def test_all_tokens_of_one_expert_and_a_bank_of_more_slots(kernel, close, tokens):
     case = Case("float32", tokens, 5, 1, 64, 32)
     case.slots.fill_(3)
-    got = kernel("experts", "float32", **{**case.sizes, "experts": 2})(
-        case.hidden, case.weights, case.slots, case.bank
-    )
+    got = kernel("experts", "float32", **{**case.sizes, "experts": 2})(case.hidden, case.weights, case.slots, case.bank)
     close(got, case.want(), scale=3)
 
 

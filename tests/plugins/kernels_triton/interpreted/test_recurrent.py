@@ -44,9 +44,7 @@ def test_gated_delta_matches_reference(kernel, close, dtype, lengths):
     state = torch.randn(len(lengths) + 2, v_heads, k_dim, v_dim)
     want_state = state.clone()
     sizes = {"q_heads": k_heads, "kv_heads": v_heads, "head_dim": k_dim, "v_dim": v_dim}
-    want = gated_delta.gated_delta(
-        q.float(), k.float(), v.float(), decay, beta, want_state, starts, slots, prefix
-    )
+    want = gated_delta.gated_delta(q.float(), k.float(), v.float(), decay, beta, want_state, starts, slots, prefix)
     got = kernel("gated_delta", dtype, **sizes)(q, k, v, decay, beta, state, starts, slots, prefix)
     unit = 2e-5 if dtype == "float32" else 4e-3
     torch.testing.assert_close(got.float(), want, rtol=unit, atol=unit)
