@@ -106,3 +106,28 @@ def _choice_json(choice: Choice) -> dict[str, object]:
         "because": choice.because,
         "candidates": [{"name": n.name, "fits": n.fits, "why": n.why} for n in choice.candidates],
     }
+
+
+def choices_summary(plan: Plan) -> str:
+    """What runs, in one line: for the log."""
+    by_name: dict[str, list[str]] = {}
+    for kernel in plan.kernels:
+        ops = by_name.setdefault(kernel.choice.name, [])
+        if kernel.shape.op not in ops:
+            ops.append(kernel.shape.op)
+    kernels = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in by_name.items())
+    attention = ", ".join(dict.fromkeys(choice.name for choice in plan.attention)) or "none"
+    return (
+        f"{plan.device.torch_name} {plan.dtype}, attention {attention}, experts {plan.moe.name}"
+        f"{' (unused)' if plan.model.moe is None else ''}, warmup {plan.warmup.name}, kernels {kernels}"
+    )
+
+
+def broken_candidates(plan: Plan) -> tuple[str, ...]:
+    """Candidates that were passed over because their probe failed, each once with its reason: worth a warning."""
+    found = {}
+    for choice in _choices(plan):
+        for note in choice.candidates:
+            if not note.fits and "its probe" in note.why:
+                found[note.why] = f"{choice.kind} {note.name}: {note.why}"
+    return tuple(found.values())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from attrs import frozen
 
 from freetoken.builtin import BUILTINS
+from freetoken.config.explain import broken_candidates, choices_summary
 from freetoken.memory.hardware import probe_hardware
 from freetoken.plugin.manager import Plugins, build_plugins
 from freetoken.run.build import BuiltEngine, build_engine
@@ -39,6 +41,16 @@ class RunningEngine:
         self.plugins.shutdown(self.plan)
 
 
+_log = logging.getLogger("freetoken.engine")
+
+
+def log_choices(plan: Plan) -> None:
+    """One line on what runs, and a warning for everything that should have run but is broken."""
+    _log.info("plan: %s", choices_summary(plan))
+    for text in broken_candidates(plan):
+        _log.warning("passed over: %s", text)
+
+
 def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = None) -> RunningEngine:
     """Every stage of a start, in order. Raises ``UsageError``, ``RefusedPlan`` or ``CheckpointError``."""
     report("plugins", 0.0, "")
@@ -48,6 +60,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
     hardware = probe_hardware(accelerators=options.device != "cpu", host_memory_bytes=options.host_memory_bytes)
     with open_model(start, loaded) as checkpoint:
         resolved = make_plan(start, loaded, checkpoint, hardware)
+        log_choices(resolved.plan)
         loaded.plan_resolved(resolved.plan)
         built = build_engine(
             resolved,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from freetoken.config.choices import Prober
 from freetoken.config.engine_options import CoreOptions
 from freetoken.config.facts import CheckpointFacts
 from freetoken.config.resolve import Inputs, Resolved, resolve
@@ -15,6 +16,7 @@ from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.manager import Plugins
 from freetoken.plugin.report import availability
 from freetoken.plugin.selection import Selection
+from freetoken.vocab.availability import Availability
 from freetoken.vocab.errors import Refusal, RefusedPlan
 from freetoken.vocab.hardware import Hardware
 from freetoken.weights.checkpoint import Checkpoint, open_checkpoint
@@ -91,7 +93,7 @@ def make_plan(start: EngineStart, plugins: Plugins, checkpoint: Checkpoint, hard
         hardware=hardware,
         catalogs=plugins.catalogs,
         choose=plugins.choose,
-        probe=lambda spec: availability(spec, hardware, deep=True),
+        probe=_remembered(hardware),
         options_of=options_by_class(start.settings, plugins),
         option_values=start.settings.public_values,
     )
@@ -99,6 +101,22 @@ def make_plan(start: EngineStart, plugins: Plugins, checkpoint: Checkpoint, hard
     if isinstance(result, Refusal):
         raise RefusedPlan(result.asked, result.found, result.fix)
     return result
+
+
+def _remembered(hardware: Hardware) -> Prober:
+    """The deep probes, each child process run once: the kernels of a package share one."""
+    known: dict[str, Availability] = {}
+
+    def probe(spec: object) -> Availability:
+        shallow = availability(spec, hardware, deep=False)
+        target = str(getattr(spec, "deep_probe", ""))
+        if not shallow or not target:
+            return shallow
+        if target not in known:
+            known[target] = availability(spec, hardware, deep=True)
+        return known[target]
+
+    return probe
 
 
 def options_by_class(settings: Settings, plugins: Plugins) -> Callable[[type | None], object]:

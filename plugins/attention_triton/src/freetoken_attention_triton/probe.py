@@ -24,7 +24,7 @@ def probe(hardware: Hardware) -> Availability:
     return Availability.yes()
 
 
-def deep_probe() -> Availability:
+def deep_probe(_: Hardware) -> Availability:
     """Triton's own driver finds the device; that needs a matching NVIDIA driver and a C compiler."""
     try:
         from triton.runtime.driver import driver

@@ -24,7 +24,7 @@ def probe(hardware: Hardware) -> Availability:
     return Availability.yes()
 
 
-def deep_probe() -> Availability:
+def deep_probe(_: Hardware) -> Availability:
     """Triton itself finds the device and can launch: it needs a C compiler for its launchers."""
     try:
         import triton
