@@ -47,7 +47,7 @@ def step_launches(
     """The launches for ``tokens`` tokens of ``sequences`` sequences."""
     if tokens == sequences:
         return (_decode(sequences, strides, shape),)
-    return _chunks(tokens, sequences, strides, shape), _scan(sequences, strides, shape, device)
+    return _chunks(tokens, sequences, strides, shape, device), _scan(sequences, strides, shape, device)
 
 
 def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
@@ -88,7 +88,7 @@ def _decode(sequences: int, strides: Strides, shape: OpShape) -> TritonLaunch:
     )  # fmt: skip
 
 
-def _chunks(tokens: int, sequences: int, strides: Strides, shape: OpShape) -> TritonLaunch:
+def _chunks(tokens: int, sequences: int, strides: Strides, shape: OpShape, device: Device) -> TritonLaunch:
     data, f32 = TensorArg(shape.dtype), TensorArg("float32")
     block = min(64, max(16, next_power_of_2(shape.v_dim)))
     return TritonLaunch(
@@ -103,6 +103,8 @@ def _chunks(tokens: int, sequences: int, strides: Strides, shape: OpShape) -> Tr
             ("PRECISION", dot_precision(shape.dtype)),
         ),
         grid=(tokens // CHUNK + sequences, shape.kv_heads, 1),
+        # Hopper's matrix instructions read operands from shared memory; elsewhere 4 warps spill registers.
+        num_warps=4 if device.compute_capability[0] == 9 else 8,
         num_stages=1,
     )  # fmt: skip
 

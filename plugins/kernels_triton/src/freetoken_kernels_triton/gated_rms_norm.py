@@ -37,7 +37,7 @@ def launch(x: Rows, gate: Rows, eps: float, shape: OpShape, dim: int) -> TritonL
 
 def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
-    rows = Rows.packed(point.tokens, norm_dim(shape))
+    rows = Rows.packed(point.tokens, norm_dim(shape), shape.kv_heads or 1)
     return (launch(rows, rows, 1e-6, shape, norm_dim(shape)),)
 
 

@@ -37,7 +37,7 @@ def launch(rows: Rows, eps: float, shape: OpShape, dim: int) -> TritonLaunch:
 def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     dim = norm_dim(shape)
-    return (launch(Rows.packed(point.tokens, dim), 1e-6, shape, dim),)
+    return (launch(Rows.packed(point.tokens, dim, shape.q_heads or 1), 1e-6, shape, dim),)
 
 
 def norm_dim(shape: OpShape) -> int:

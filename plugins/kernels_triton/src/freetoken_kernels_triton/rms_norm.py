@@ -36,8 +36,10 @@ def launch(rows: Rows, eps: float, shape: OpShape) -> TritonLaunch:
 
 
 def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
-    """What one call on a step's tokens starts."""
-    return (launch(Rows.packed(point.tokens, shape.cols), 1e-6, shape),)
+    """What a step starts: one norm of its tokens or, where the shape has heads, one of the queries' and one of the
+    keys'."""
+    groups = (shape.q_heads, shape.kv_heads) if shape.q_heads else (1,)
+    return tuple(launch(Rows.packed(point.tokens, shape.cols, count), 1e-6, shape) for count in groups if count)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
