@@ -4,6 +4,8 @@ State row ``slot`` is [C, W−1], oldest input first. The program that holds a s
 writes its state, so no order between programs matters; it reads all it needs before it writes.
 """
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

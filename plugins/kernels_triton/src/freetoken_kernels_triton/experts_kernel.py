@@ -3,6 +3,8 @@
 A *pair* is one token's choice of one expert, numbered token · K + rank. A slot below 0 contributes nothing.
 """
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

@@ -7,6 +7,8 @@ Chunked form: Yang et al. 2024, arXiv:2412.06464, with the WY representation of 
     V' = U − W S;  out = exp(g) · q S + (q kᵀ ∘ D) V';  S ← exp(g_last) · S + (exp(g_last − g) · k)ᵀ V'
 """
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

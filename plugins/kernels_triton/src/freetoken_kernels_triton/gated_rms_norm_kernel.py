@@ -1,5 +1,7 @@
 """RMS norm of rows, times the SiLU of a gate of the same shape."""
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

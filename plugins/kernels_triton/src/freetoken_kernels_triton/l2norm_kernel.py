@@ -1,5 +1,7 @@
 """L2 norm over the last axis of rows that lie in groups."""
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

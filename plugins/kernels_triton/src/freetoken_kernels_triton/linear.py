@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from freetoken.ops.triton_launch import memoised
@@ -14,6 +15,8 @@ from freetoken_kernels_triton.tiles import GemmTile, blocks, dot_precision, fit_
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from freetoken.vocab.weight import StoredTensor
 
 GEMV = "freetoken_kernels_triton.linear_kernel:gemv_kernel"
 SKINNY = "freetoken_kernels_triton.linear_kernel:skinny_gemm_kernel"
@@ -101,7 +104,6 @@ def load(setup: KernelSetup) -> LoadedKernel:
     import torch.nn.functional as F
 
     from freetoken.ops.packing import pack_dense
-    from freetoken.vocab.weight import StoredTensor
 
     shape, device = setup.shape, setup.device
     bound = memoised(lambda rows, stride: launch(rows, stride, shape, device))
@@ -117,7 +119,7 @@ def load(setup: KernelSetup) -> LoadedKernel:
             bound(rows, x.stride(0))(x, packed, out)
         return out
 
-    def pack(tensors: list[StoredTensor]) -> Tensor:
+    def pack(tensors: Sequence[StoredTensor]) -> Tensor:
         return pack_dense(tensors, setup.dequantise, dtype, device.torch_name)
 
     return LoadedKernel(call=linear, pack=pack)

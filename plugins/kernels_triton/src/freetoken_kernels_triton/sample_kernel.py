@@ -7,6 +7,8 @@ survives the cuts lies in the few parts that reach such a bound, and is gathered
 flat distribution has more: then the whole row is read once for each step of the bisection.
 """
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 

@@ -1,5 +1,7 @@
 """SiLU of a row's first half times its second half."""
 
+# mypy: ignore-errors
+# The bodies are Triton's language, not Python's types.
 import triton
 import triton.language as tl
 
