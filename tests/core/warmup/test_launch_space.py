@@ -122,6 +122,8 @@ def test_settled_points_are_feasible_and_keep_what_was_asked(tokens, first, want
     assert 1 <= point.rows <= point.sequences <= point.tokens <= tokens
     assert point.max_query <= point.max_context <= 5000
     assert point.sequences * point.max_query >= point.tokens >= point.sequences + point.max_query - 1
+    if point.tokens == 1 and not decode:
+        assert point.max_context == 1
     if decode:
         assert point.tokens == point.sequences == point.rows
         assert (point.max_query, point.max_context >= 2) == (1, True)
@@ -136,7 +138,7 @@ def test_every_feasible_value_of_every_variable_is_walked(tokens: int) -> None:
         for t in range(1, tokens + 1)
         for b in range(1, min(4, t) + 1)
         for q in range(-(-t // b), t - b + 2)
-        for c in range(q, 41)
+        for c in range(q, 41 if t > 1 else 2)
         for r in range(1, b + 1)
     ] + [StepPoint(b, b, 1, c, b, True) for b in range(1, min(4, tokens) + 1) for c in range(2, 41)]
     for name in INTEGERS:

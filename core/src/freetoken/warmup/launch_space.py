@@ -6,7 +6,7 @@ Launch functions are pure, so their answers are remembered by the variables they
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -107,6 +107,16 @@ class OpLaunches:
             leaf.keyed = tuple((self._keys.key(launch), launch) for launch in keyed)
         return leaf.keyed
 
+    def evaluated(self) -> Iterator[tuple[Mapping[str, Any], tuple[Launch, ...]]]:
+        """Every answer of the launch function so far, with the values of the variables that it read for it."""
+        stack: list[tuple[dict[str, Any], _Branch | _Leaf]] = [] if self._root is None else [({}, self._root)]
+        while stack:
+            values, node = stack.pop()
+            if isinstance(node, _Leaf):
+                yield values, node.launches
+            else:
+                stack += [({**values, node.variable: value}, child) for value, child in node.children.items()]
+
     def _leaf(self, point: StepPoint) -> _Leaf:
         node = self._root
         while isinstance(node, _Branch):
@@ -183,6 +193,9 @@ class DeclaredLaunchSpace:
         a, b = self._ops[one], self._ops[other]
         if a == b:
             return True
+        # Parts that differ mostly do so everywhere; walking all of the space is for those that may be alike.
+        if any(_all(a, point) != _all(b, point) for point in points_over(self._space, ())):
+            return False
         seen: set[frozenset[str]] = set()
         while True:  # evaluating may show further variables that are read; then look along those too
             reads = frozenset().union(*(op.reads for op in (*a, *b)))

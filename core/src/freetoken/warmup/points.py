@@ -1,7 +1,8 @@
 """The points of a step space: which steps are feasible, and enough of them to meet every launch.
 
 Feasible means: sequences ≤ tokens; the longest query between ⌈tokens ÷ sequences⌉ and tokens − sequences + 1; context
-at least the query; at most one row of logits a sequence. In a decode step tokens = sequences = rows and the query is 1.
+at least the query; at most one row of logits a sequence. In a decode step tokens = sequences = rows and the query is 1;
+a lone token with a prefix is a decode step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ INTEGERS = ("tokens", "sequences", "max_query", "max_context", "rows")
 VARIABLES = (*INTEGERS, "decode", "sampler_route")
 
 EXHAUSTIVE = 16_384
-"""A variable with at most this many values is walked value by value; a longer one around its powers of two."""
+EXHAUSTIVE_CONTEXT = 2048
+"""A variable with at most this many values is walked value by value; a longer one around its powers of two and evenly.
+
+Contexts are longer than steps and no launch needs them to the token, so fewer of them are walked.
+"""
 
 _LOW, _HIGH = -1, 2**62
 
@@ -39,12 +44,13 @@ def domain(space: StepSpace, variable: str) -> Range:
 
 
 def values_along(space: StepSpace, variable: str) -> Iterable[int]:
-    """Every value where there are at most ``EXHAUSTIVE``, otherwise the small ones and the critical ones."""
+    """Every value where there are at most ``EXHAUSTIVE``, otherwise the small ones, critical ones, and one in many."""
     whole = domain(space, variable)
-    if whole.high - whole.low < EXHAUSTIVE:
+    limit = EXHAUSTIVE_CONTEXT if variable == "max_context" else EXHAUSTIVE
+    if whole.high - whole.low < limit:
         return range(whole.low, whole.high + 1)
-    step = max(1, (whole.high - whole.low) // 2048)
-    small = range(whole.low, whole.low + 2048)
+    step = (whole.high - whole.low) // (limit // 4)
+    small = range(whole.low, whole.low + limit // 8)
     return sorted({*small, *range(whole.low, whole.high, step), *critical(whole, neighbours=True)})
 
 
@@ -85,7 +91,8 @@ def _settle_prefill(space: StepSpace, wanted: Mapping[str, int], first: str) -> 
     if first == "rows":
         box["sequences"] = Range(wanted["rows"], max(wanted["rows"], box["sequences"].high))
     if first == "max_context":
-        box["max_query"] = Range(1, max(1, min(box["max_query"].high, wanted["max_context"])))
+        longest = max(1, min(box["max_query"].high, wanted["max_context"]))
+        box["max_query"] = Range(min(longest, 2), longest)  # a lone token with a prefix is a decode step
     order = ["tokens", "sequences", "max_query"]
     if first in order:
         order.sort(key=lambda name: name != first)
@@ -95,7 +102,8 @@ def _settle_prefill(space: StepSpace, wanted: Mapping[str, int], first: str) -> 
         if low > high:
             return None
         given[name] = _clamp(wanted[name], low, high)
-    given["max_context"] = _clamp(wanted["max_context"], given["max_query"], space.context.high)
+    longest = 1 if given["tokens"] == 1 else space.context.high
+    given["max_context"] = _clamp(wanted["max_context"], given["max_query"], longest)
     given["rows"] = _clamp(wanted["rows"], 1, given["sequences"])
     return given
 
@@ -110,14 +118,14 @@ def _interval(name: str, given: Mapping[str, int], box: Mapping[str, Range]) -> 
             return max(low, sequences + query - 1), min(high, sequences * query)
         if sequences is not None:
             return max(low, sequences), min(high, sequences * box["max_query"].high)
-        fewest = box["sequences"].low + (query or 1) - 1
+        fewest = box["sequences"].low + (query or box["max_query"].low) - 1
         return max(low, fewest), min(high, most * (query or box["max_query"].high))
     if name == "sequences":
         if tokens is not None and query is not None:
             return max(low, ceil_div(tokens, query)), min(high, tokens - query + 1)
         if tokens is not None:
             return max(low, ceil_div(tokens, box["max_query"].high)), min(high, tokens)
-        return low, min(high, box["tokens"].high - (query or 1) + 1)
+        return low, min(high, box["tokens"].high - (query or box["max_query"].low) + 1)
     if tokens is not None and sequences is not None:
         return max(low, ceil_div(tokens, sequences)), min(high, tokens - sequences + 1)
     if tokens is not None:

@@ -113,9 +113,7 @@ class TritonAttention:
         memory = self._reserved()
         count = batch.num_sequences
         if batch.num_tokens != count:
-            raise EngineError(
-                "a captured attention plan", "a batch of more than one token a sequence", "capture decode"
-            )
+            raise EngineError("a captured attention plan", "more than one token a sequence", "capture decode")
         plan = TritonPlan(
             tokens=count,
             sequences=count,

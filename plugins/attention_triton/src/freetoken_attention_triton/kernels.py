@@ -8,6 +8,9 @@ Pools are ``[pages, P, Hkv, D]`` and addressed in 64 bits. Counts and strides ar
 specialise; strides are hinted to be multiples of 16 bytes, which the launch's contract guarantees.
 """
 
+# mypy: ignore-errors
+# Triton's language has no types that mypy could check.
+
 import triton
 import triton.language as tl
 
@@ -71,7 +74,7 @@ def _store(
     acc, top, total, out, partial, lse, row, part_row, valid, head_of_row, split, splits,
     DV: tl.constexpr, Q_HEADS: tl.constexpr, BLOCK_DV: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile: normalised to ``out [T, Hq, DV]``, or with its log-sum-exp to ``partial [rows, Hq, splits, DV]``."""
+    """Write a tile to ``out [T, Hq, DV]``, or with its log-sum-exp to ``partial [rows, Hq, splits, DV]``."""
     v_dims = tl.arange(0, BLOCK_DV)
     mask = valid[:, None] & (v_dims < DV)[None, :]
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]

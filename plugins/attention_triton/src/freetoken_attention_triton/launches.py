@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from attrs import frozen
 
 from freetoken.vocab.dtypes import itemsize_bytes
@@ -93,6 +95,7 @@ def splits(geometry: Geometry, tokens: int, sequences: int, max_context: int, is
     return Splits(filling, 0 if sequences == 1 else decoding)
 
 
+@lru_cache(maxsize=8)
 def _tensors(dtype: str) -> tuple[tuple[str, TensorArg], ...]:
     data = TensorArg(dtype)
     return (
@@ -101,6 +104,7 @@ def _tensors(dtype: str) -> tuple[tuple[str, TensorArg], ...]:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
 def _constants(geometry: Geometry, tile: Tile, split: bool) -> tuple[tuple[str, object], ...]:
     itemsize = itemsize_bytes(geometry.dtype)
     return (
@@ -183,9 +187,12 @@ def step_launches(
     return tuple(found)
 
 
+_geometry = lru_cache(maxsize=64)(Geometry.of)
+
+
 def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one layer's attention starts at ``point``. Strides and the scale are no part of a key."""
-    geometry = Geometry.of(shape, device)
+    geometry = _geometry(shape, device)
     parts = splits(geometry, point.tokens, point.sequences, point.max_context, point.decode)
     stride = geometry.q_heads * geometry.k_dim
     table = ceil_div(point.max_context, geometry.page_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from attrs import frozen
 
 from freetoken.vocab.dtypes import itemsize_bytes
@@ -13,13 +15,13 @@ MIN_SPLIT_KEYS = 512
 COMBINE_BLOCK = 16
 SPARE_SHARED_BYTES = 2048  # what Triton keeps beside the operands: barriers and scratch of layout changes
 ASSUMED_SHARED_BYTES = 101_376  # of a device that does not say; every card since compute capability 8.0 has as much
-ASSUMED_MULTIPROCESSORS = 16
+ASSUMED_MULTIPROCESSORS = 8
 HOPPER = 90
 
 
 @frozen
 class Tile:
-    """``rows`` (queries × heads of one key head) against ``keys`` at a time; ``num_stages`` blocks of keys in flight."""
+    """``rows`` (queries × heads of one key head) against ``keys`` at a time, ``num_stages`` in flight."""
 
     rows: int
     keys: int
@@ -27,11 +29,15 @@ class Tile:
     num_stages: int
 
     def shared_bytes(self, k_dim: int, v_dim: int, itemsize: int) -> int:
-        """Shared memory of the operands: queries, weights, and the keys and values in flight."""
-        keys = self.keys * (k_dim + v_dim) * self.num_stages
-        return (self.rows * k_dim + keys) * itemsize + SPARE_SHARED_BYTES
+        """A bound on the shared memory: queries, and the blocks of keys and values held at once.
+
+        A page number is read before each block of keys, so Triton spends every other stage on it.
+        """
+        blocks = max(2, (self.num_stages + 1) // 2) if self.num_stages > 1 else 1
+        return (self.rows * k_dim + blocks * self.keys * (k_dim + v_dim)) * itemsize + SPARE_SHARED_BYTES
 
 
+@lru_cache(maxsize=1024)
 def padded(size: int, least: int = 16) -> int:
     """The smallest power of two that is at least ``size`` and ``least``."""
     return max(least, 1 << max(size - 1, 0).bit_length())
@@ -42,6 +48,7 @@ def prefill_tiles(dim: int, itemsize: int, arch: int) -> tuple[Tile, ...]:
     if itemsize == 4:
         return (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(16, 32, 4, 1), Tile(16, 16, 4, 1))
     large = dim > 128
+    wide: tuple[Tile, ...]
     if arch >= HOPPER and arch < 120:
         if large:
             wide = (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2))
@@ -55,10 +62,8 @@ def prefill_tiles(dim: int, itemsize: int, arch: int) -> tuple[Tile, ...]:
 def decode_tiles(dim: int, itemsize: int, rows: int) -> tuple[Tile, ...]:
     """Tiles for one query of ``rows`` heads, best first: what counts is how many bytes are in flight."""
     keys = 64 if dim * itemsize <= 256 else 32
-    return (
-        Tile(rows, keys, 4, 4), Tile(rows, keys, 4, 3), Tile(rows, keys, 4, 2), Tile(rows, 32, 4, 2),
-        Tile(rows, 16, 4, 1),
-    )  # fmt: skip
+    deep = Tile(rows, keys, 4, 5), Tile(rows, keys, 4, 3)
+    return (*deep, Tile(rows, 32, 4, 5), Tile(rows, 32, 4, 3), Tile(rows, 16, 4, 3), Tile(rows, 16, 4, 1))
 
 
 def _first_that_fits(tiles: tuple[Tile, ...], k_dim: int, v_dim: int, itemsize: int, shared_bytes: int) -> Tile:
