@@ -48,8 +48,9 @@ def available(_: Hardware) -> Availability:
 class AttentionBackendSpec:
     """A paged attention backend and what it serves.
 
-    ``head_dims`` and ``page_tokens`` empty mean "any". ``deep_probe`` is ``"module:function"``, called with the hardware
-    in a child process (it may import the library); ``probe`` is cheap. ``workspace`` declares memory. ``launches`` is the launch space.
+    ``head_dims`` and ``page_tokens`` empty mean "any". ``deep_probe`` is ``"module:function"``, called with the
+    hardware in a child process (it may import the library); ``probe`` is cheap. ``workspace`` declares memory,
+    ``launches`` the launch space.
     """
 
     name: str

@@ -41,7 +41,7 @@ class BatchBuilder:
     def __init__(
         self, device: torch.device, lanes: int, max_seq_tokens: int, max_tokens: int, page_tokens: int
     ) -> None:
-        self.max_pages = ceil_div(max_seq_tokens, page_tokens) + 1
+        self.max_pages = ceil_div(max_seq_tokens, page_tokens)
         self.tables = PageTables(lanes, self.max_pages)
         self._page = page_tokens
         int_bytes = 8 * (3 * max_tokens + 6 * lanes) + 4 * lanes * (self.max_pages + 4) + 1024

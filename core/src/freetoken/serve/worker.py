@@ -29,7 +29,7 @@ from freetoken.serve.messages import (
     TokenLogprob,
 )
 from freetoken.serve.start import EngineStart
-from freetoken.vocab.errors import CheckpointError, FreeTokenError, UsageError
+from freetoken.vocab.errors import CheckpointError, FreeTokenError, Refusal, UsageError
 
 _STATS_PERIOD_S = 1.0
 _log = logging.getLogger("freetoken.engine")
@@ -48,6 +48,12 @@ def worker_main(conn: Connection, start: object) -> None:
     except FreeTokenError as error:
         _log.exception("the engine could not start")
         conn.send(StartFailed(error.refusal, retry=True))
+        return
+    except Exception as error:
+        # A bug or the device's own error; the parent restarts with back-off and stops when it does not help.
+        _log.exception("the engine could not start")
+        found = f"it failed while starting: {type(error).__name__}: {error}"
+        conn.send(StartFailed(Refusal("start the engine", found, "the log has the whole trace"), retry=True))
         return
     conn.send(_ready(running, time.perf_counter() - began))
     try:
