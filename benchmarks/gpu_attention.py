@@ -30,6 +30,7 @@ from freetoken.vocab.cache_spec import PagedKV
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.model_spec import AttentionGroup
 from freetoken.warmup.compile_worker import compile_requests
+from freetoken_attention_triton import tiles as tiles_module
 from freetoken_attention_triton.backend import TritonAttention
 from freetoken_attention_triton.launches import splits, step_launches
 from freetoken_attention_triton.tiles import Tile
@@ -53,6 +54,7 @@ MODELS = (Model("qwen3-30b-a3b", 32, 4, 128), Model("qwen3.6-35b-a3b", 16, 2, 25
 DECODE = tuple((sequences, context) for context in (1024, 16_384, 131_072) for sequences in (1, 16, 64))
 PREFILL_TILES = ((128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3))
 DECODE_TILES = ((16, 64, 4, 3), (16, 64, 4, 5), (16, 32, 4, 5), (16, 128, 4, 4), (16, 128, 8, 5), (16, 64, 2, 5))
+DECODE_PROGRAMS = (2, 3, 4, 6)
 
 
 @frozen
@@ -320,6 +322,7 @@ def main() -> int:
     device = make_device("cuda")
     started = time.perf_counter()
     results: list[dict[str, Any]] = []
+    table_programs = tiles_module.DECODE_PROGRAMS
     attempt(results, "compile", lambda: {"case": "compile", "result": precompile(device, options.sweep)})
     if not options.skip_checks:
         for case in CHECKS:
@@ -343,6 +346,16 @@ def main() -> int:
                 results, f"{model.name} decode {sequences} × {context}",
                 lambda model=model, s=sequences, c=context: decode(model, device, None, s, c),
             )  # fmt: skip
+        for programs in DECODE_PROGRAMS if options.sweep else ():
+            tiles_module.DECODE_PROGRAMS = programs
+            for sequences, context in ((1, 16_384), (8, 16_384), (40, 4096), (64, 1024)):
+                attempt(
+                    results, f"{model.name} decode, {programs} programs to a multiprocessor",
+                    lambda model=model, s=sequences, c=context, n=programs: {
+                        "programs": n, **decode(model, device, None, s, c)
+                    },
+                )  # fmt: skip
+        tiles_module.DECODE_PROGRAMS = table_programs
         for tile in (Tile(*t) for t in DECODE_TILES if options.sweep):
             for sequences, context in ((1, 16_384), (16, 16_384), (64, 1024)):
                 attempt(

@@ -32,8 +32,8 @@ class TestTritonAttention(AttentionConformance):
     ("query_lens", "prefix_lens", "parts"),
     [
         ((3,), (1200,), (3, 0)),
-        ((2, 1), (700, 1100), (3, 8)),
-        ((1,), (1300,), (0, 16)),
+        ((2, 1), (700, 1100), (3, 12)),
+        ((1,), (1300,), (0, 24)),
         ((40,), (0,), (1, 0)),
     ],
     ids=("extend-split", "mixed-split", "decode-split", "prefill-blocks"),

@@ -11,6 +11,7 @@ from freetoken.vocab.ops import OpShape
 from freetoken_attention_triton.launches import Geometry, launches
 from freetoken_attention_triton.spec import SPEC
 from freetoken_attention_triton.tiles import (
+    DECODE_PROGRAMS,
     MAX_SPLITS,
     decode_splits,
     decode_tile,
@@ -51,7 +52,7 @@ def test_a_device_that_says_nothing_gets_a_tile_for_the_smallest_card() -> None:
 def test_decode_splits_fill_the_card_and_no_more(sequences: int, kv_heads: int, multiprocessors: int) -> None:
     count = decode_splits(sequences, kv_heads, multiprocessors)
     assert 1 <= count <= MAX_SPLITS
-    assert count == 1 or sequences * kv_heads * count <= 2 * multiprocessors
+    assert count == 1 or sequences * kv_heads * count <= DECODE_PROGRAMS * multiprocessors
     more = decode_splits(sequences + 1, kv_heads, multiprocessors)
     assert more <= count
 

@@ -10,7 +10,8 @@ from freetoken.vocab.dtypes import itemsize_bytes
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.units import ceil_div
 
-MAX_SPLITS = 64
+MAX_SPLITS = 128
+DECODE_PROGRAMS = 3  # to a multiprocessor; their shared memory fits, and their loads hide each other's latency
 MIN_SPLIT_KEYS = 512
 COMBINE_BLOCK = 16
 SPARE_SHARED_BYTES = 2048  # what Triton keeps beside the operands: barriers and scratch of layout changes
@@ -82,7 +83,7 @@ def prefill_tile(k_dim: int, v_dim: int, group: int, dtype: str, device: Device)
 
 
 def decode_tile(k_dim: int, v_dim: int, group: int, dtype: str, device: Device) -> Tile:
-    """The tile for sequences that bring one token. Two programs share a multiprocessor's memory."""
+    """The tile for sequences that bring one token. At least two programs share a multiprocessor's memory."""
     itemsize = itemsize_bytes(dtype)
     k, v = padded(k_dim), padded(v_dim)
     tiles = decode_tiles(max(k, v), itemsize, padded(group))
@@ -91,13 +92,13 @@ def decode_tile(k_dim: int, v_dim: int, group: int, dtype: str, device: Device) 
 
 
 def decode_splits(sequences: int, kv_heads: int, multiprocessors: int) -> int:
-    """Programs that share one context: as many as give each multiprocessor two.
+    """Programs that share one context: as many as give each multiprocessor ``DECODE_PROGRAMS``.
 
     Not a function of the context: a captured graph does not know it, and eager steps must equal graphs bit for bit.
     A program whose share of a short context is empty ends at once.
     """
     programs = sequences * kv_heads
-    return max(1, min(MAX_SPLITS, 2 * multiprocessors // programs))
+    return max(1, min(MAX_SPLITS, DECODE_PROGRAMS * multiprocessors // programs))
 
 
 def prefill_splits(tiles: int, kv_heads: int, multiprocessors: int, max_context: int) -> int:
