@@ -31,13 +31,13 @@ from freetoken.run.peak import measure_peak
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
 from freetoken.run.scratch import ScratchForward
-from freetoken.run.warmup import WarmupOutcome, cpu_actions, run_steps
+from freetoken.run.warmup import WarmupOutcome
+from freetoken.run.warmup_space import kind_layers
+from freetoken.run.warmup_stage import begin_warmup
 from freetoken.vocab.errors import EngineError
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.plan import Plan, Sizing
-from freetoken.vocab.warmup import Known
 from freetoken.vocab.weight import StoredTensor
-from freetoken.warmup.launch_space import DeclaredLaunchSpace, build_launch_space
 from freetoken.weights.checkpoint import Checkpoint
 from freetoken.weights.stream import load_weights
 
@@ -78,8 +78,8 @@ def build_engine(
     num_threads = compute_threads(plan.hardware.cores, threads, device_kind=plan.device.kind)
     if plan.device.kind == "cpu":
         torch.set_num_threads(num_threads)
-    space = plan_launch_space(resolved)
-    layers = kind_layers(space)
+    warming = begin_warmup(resolved, catalogs, options_of, report)  # compiles beside the weights
+    layers = kind_layers(warming.space)
     attention = create_attention(plan, catalogs, options_of)
     kernels = load_kernels(resolved.kernels, plan.device, plan.dtype, lambda t: _dequantise(checkpoint, t), num_threads)
     moe = create_moe(resolved, catalogs, kernels, options_of)
@@ -88,16 +88,19 @@ def build_engine(
     model = resolved.family.build(plan.model, parts)
     sample = kernels[_sample_shape(resolved)].call
     sampler = Sampler(plan.model.vocab_size, device, sample)
+    warming.load()  # modules take device memory: before what is left is measured
     report("sizing", 0.0, "")
     peak_bytes = measure_peak(plan, model, attention, moe, sampler, layers)
     sizing = size_after_measure(plan, device_free_bytes(plan.device), step_peak_bytes=peak_bytes)
     pools, cache = create_caches(plan, sizing, prefix_cache)
     runner = ModelRunner(model, attention, moe, pools)
     engine = Engine(runner, _batch_builder(plan), sampler, plan.max_running_requests, device)
-    if cuda_graphs and graphs_refusal(resolved, catalogs) is None:
-        engine.capture_graphs(sample, attention_limits(plan), lambda part, detail: report("graphs", part, detail))
-    scratch = ScratchForward(runner, sampler, layers, sizing.page_tokens)
-    warmup = warm_up(resolved, space, catalogs, options_of, scratch, report)
+
+    def capture() -> None:
+        if cuda_graphs and graphs_refusal(resolved, catalogs) is None:
+            engine.capture_graphs(sample, attention_limits(plan), lambda part, detail: report("graphs", part, detail))
+
+    warmup = warming.finish(ScratchForward(runner, sampler, layers, sizing.page_tokens), capture)
     if warmup.max_tokens is not None and warmup.max_tokens < sizing.max_prefill_tokens:
         sizing = sizing.shrunk("a warmup step ran out of memory", max_prefill_tokens=max(warmup.max_tokens, 1))
     return BuiltEngine(engine, plan, sizing, cache, moe, warmup)
@@ -153,36 +156,3 @@ def _sample_shape(resolved: Resolved) -> OpShape:
         if shape.op == "sample":
             return shape
     raise EngineError(f"family {resolved.family.name}", "its op_shapes list no sample op")
-
-
-def warm_up(
-    resolved: Resolved,
-    space: DeclaredLaunchSpace,
-    catalogs: Catalogs,
-    options_of: OptionsOf,
-    scratch: ScratchForward,
-    report: Report,
-) -> WarmupOutcome:
-    """Run the planned policy's steps, one layer of each kind."""
-    plan = resolved.plan
-    spec = catalogs.warmup_policies.get(plan.warmup.name)
-    policy = spec.create(options_of(spec.options))
-    report("warmup", 0.0, spec.name)
-    steps = policy.steps(plan, space, Known())
-    return run_steps(spec.name, steps, cpu_actions(scratch), lambda part, detail: report("warmup", part, detail))
-
-
-def plan_launch_space(resolved: Resolved) -> DeclaredLaunchSpace:
-    """What every part of the planned model can launch."""
-    plan = resolved.plan
-    parts = [
-        (name, tuple((shape, resolved.kernels[shape].launches) for shape in shapes if shape in resolved.kernels))
-        for name, shapes in resolved.needs.parts
-    ]
-    return build_launch_space(plan.step_space, parts, plan.device)
-
-
-def kind_layers(space: DeclaredLaunchSpace) -> tuple[int, ...]:
-    """One layer of each kind: the first, by index."""
-    found = [kind.partition(".")[2] for kind in space.kinds if kind.startswith("layers.")]
-    return tuple(int(index) for index in found)

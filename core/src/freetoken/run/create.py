@@ -44,7 +44,7 @@ def create_moe(
         return None
     spec = catalogs.moe_strategies.get(plan.moe.name)
     limits = Limits(plan.max_seq_tokens, plan.max_running_requests, plan.max_prefill_tokens, ())
-    declared = sum(c.worst_bytes for c in plan.claims if c.owner == spec.name)
+    declared = sum(c.worst_bytes for c in plan.claims if c.owner == spec.name and c.where == "device")
     setup = moe_setup(
         plan.model, needs, resolved.kernels, limits, plan.device, plan.dtype, declared or plan.memory_bytes,
         plan.hardware.host_free_bytes,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
+from torch import Tensor
 
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
@@ -19,7 +20,11 @@ from freetoken.vocab.sampling import SamplingParams
 from freetoken.vocab.units import ceil_div
 
 _FAST = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=0)
-_FULL = SamplingParams(temperature=0.7, top_p=0.9, seed=0, logprobs=1)
+_FULL = SamplingParams(
+    temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=0, min_tokens=1, presence_penalty=0.1, frequency_penalty=0.1,
+    repetition_penalty=1.1, logit_bias=((0, 1.0),), logprobs=3,
+)  # fmt: skip
+"""Everything that the full route can be asked for, in one row."""
 
 
 def split_tokens(total: int, parts: int, longest: int) -> tuple[int, ...]:
@@ -41,10 +46,6 @@ class ScratchForward:
         self._page = page_tokens
         self._device = runner.pools.device
 
-    def with_layers(self, layers: Sequence[int]) -> ScratchForward:
-        """The same, through these layers."""
-        return ScratchForward(self._runner, self._sampler, layers, self._page)
-
     @torch.inference_mode()
     def run(self, point: StepPoint) -> None:
         """One step at ``point``; returns when the device has done it."""
@@ -56,11 +57,22 @@ class ScratchForward:
             for index in self._layers:
                 hidden = self._runner.model.layers[index].forward(hidden, step)
             logits = self._runner.model.head(hidden.index_select(0, batch.logit_rows))
-        params = _FAST if point.sampler_route == "fast" else _FULL
-        rows = [SamplingRow(f"scratch-{i}", params, 0, 0) for i in range(point.rows)]
-        self._sampler.sample(torch.nan_to_num(logits), rows).tokens.tolist()
+        self._sample(torch.nan_to_num(logits), point)
+
+    def _sample(self, logits: Tensor, point: StepPoint) -> None:
+        """Draw every row by the point's route; on the full one every other row is a plain one, as in mixed traffic."""
+        full = point.sampler_route == _FULL.route
+        params = [_FULL if full and i % 2 == 0 else _FAST for i in range(point.rows)]
+        rows = [SamplingRow(f"scratch-{i}", p, 0, 0, stop_ids=frozenset({0})) for i, p in enumerate(params)]
         for row in rows:
-            self._sampler.forget(row.request_id)
+            self._sampler.add(row.request_id, row.params, prompt=(0,))
+        try:
+            result = self._sampler.sample(logits, rows)
+            result.tokens.tolist()
+            result.read_logprobs()
+        finally:
+            for row in rows:
+                self._sampler.forget(row.request_id)
 
     def batch(self, point: StepPoint) -> Batch:
         """A batch with the point's totals: the first sequence is the longest, in new tokens and in context."""

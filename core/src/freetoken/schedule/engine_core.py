@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from freetoken.kv.manager import CacheManager, StateCopy
 from freetoken.run.step_plan import StepPlan
+from freetoken.schedule.late import LateSteps
 from freetoken.schedule.request import ScheduledRequest
 from freetoken.schedule.scheduler import News, Scheduler, SchedulerLimits
 from freetoken.vocab.errors import Refusal, UsageError
@@ -76,6 +77,7 @@ class EngineCore:
     eos_ids: frozenset[int]
     vocab_size: int
     overlap: bool = False
+    late: LateSteps = field(factory=LateSteps)
     scheduler: Scheduler = field(init=False)
     steps: int = 0
     _flight: tuple[StepPlan, InFlight, float] | None = None
@@ -118,7 +120,7 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         if self.scheduler.drop(request_id) is not None:
-            self.engine.forget(request_id)
+            self._forget(request_id)
 
     @property
     def idle(self) -> bool:
@@ -136,14 +138,18 @@ class EngineCore:
 
     def _launch(self, plan: StepPlan, outputs: list[Output]) -> tuple[StepPlan, InFlight, float] | None:
         start = time.perf_counter()
+        seen = self.late.seen
         try:
             for request in self.scheduler.take_admitted():
                 self.engine.admit(
                     request.request_id, request.params, request.tokens[: request.num_prompt],
                     request.tokens[request.num_prompt :],
                 )  # fmt: skip
-            return plan, self.engine.launch(plan), start
+            launched = plan, self.engine.launch(plan), start
+            self.late.look(plan, seen)
+            return launched
         except Exception as error:
+            self.late.note(plan, seen)
             outputs += self._fail(plan, error)
             return None
 
@@ -172,7 +178,7 @@ class EngineCore:
     def _output(self, item: News, logprob: object | None) -> Output:
         request = item.request
         if item.finish:
-            self.engine.forget(request.request_id)
+            self._forget(request.request_id)
         return Output(
             request_id=request.request_id,
             tokens=() if item.token is None else (item.token,),
@@ -181,10 +187,14 @@ class EngineCore:
             cached_tokens=max(request.first_cached, 0),
         )
 
+    def _forget(self, request_id: str) -> None:
+        self.late.ended(request_id)
+        self.engine.forget(request_id)
+
     def _expire(self) -> list[Output]:
         outputs = []
         for request in self.scheduler.expired():
-            self.engine.forget(request.request_id)
+            self._forget(request.request_id)
             outputs.append(Output(request.request_id, (), "deadline", cached_tokens=max(request.first_cached, 0)))
         return outputs
 
@@ -195,6 +205,6 @@ class EngineCore:
         outputs = []
         for row in plan.rows:
             if self.scheduler.drop(row.request_id) is not None:
-                self.engine.forget(row.request_id)
+                self._forget(row.request_id)
                 outputs.append(Output(row.request_id, (), "error", error=refusal))
         return outputs

@@ -13,10 +13,12 @@ from freetoken.memory.hardware import probe_hardware
 from freetoken.plugin.manager import Plugins, build_plugins
 from freetoken.run.build import BuiltEngine, build_engine
 from freetoken.schedule.engine_core import EngineCore
+from freetoken.schedule.late import LateSteps
 from freetoken.schedule.scheduler import SchedulerLimits
 from freetoken.serve.start import EngineStart, make_plan, open_model, options_by_class
 from freetoken.serve.text.generation_defaults import GenerationDefaults
 from freetoken.vocab.plan import Plan, Sizing
+from freetoken.warmup.watch import LateWatch
 
 Report = Callable[[str, float, str], None]
 
@@ -38,6 +40,7 @@ class RunningEngine:
         return self.built.sizing
 
     def close(self) -> None:
+        self.core.late.watch.disarm()
         self.plugins.shutdown(self.plan)
 
 
@@ -86,6 +89,8 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
         eos_ids=frozenset(built.plan.model.eos_token_ids) | frozenset(eos),
         vocab_size=built.plan.model.vocab_size,
         overlap=built.plan.device.kind != "cpu",
+        late=LateSteps(LateWatch(options.on_late_compile)),
     )
     loaded.ready(built.plan, built.sizing)
+    core.late.watch.arm(with_triton=built.plan.device.kind != "cpu")
     return RunningEngine(core, built, loaded)

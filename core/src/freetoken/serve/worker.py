@@ -182,5 +182,7 @@ def engine_stats(running: RunningEngine) -> EngineStats:
         prefix_query_tokens=cache.query_tokens,
         steps=core.steps,
         preemptions=core.scheduler.preemptions,
+        late_compiles=core.late.watch.compiles,
+        late_loads=core.late.watch.loads,
         counters=counters,
     )
