@@ -11,6 +11,7 @@ from freetoken.config.engine_options import CoreOptions
 from freetoken.config.facts import CheckpointFacts, WeightNeeds, find_family, weight_needs
 from freetoken.config.limits import Limits, decide_kv_tokens, decide_limits, round_up
 from freetoken.config.weight_memory import activation_claim, packed_weights_claim
+from freetoken.memory.broker import DEVICE, claims_on, needed_bytes
 from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.protocols import AttentionLimits, AttentionSetup, ExpertLayer, MoESetup
 from freetoken.plugin.specs import AttentionBackendSpec, KernelSpec, ModelFamilySpec, MoEStrategySpec
@@ -77,11 +78,10 @@ def _resolve(inputs: Inputs) -> Resolved:
     claims = _dense_claims(inputs, spec, needs, kernels, limits, attention, page, device, dtype.value)
     left = budget.value - sum(c.worst_bytes for c in claims)
     _refuse_if_negative(left, claims, budget, facts)
-    moe, moe_claims = _choose_moe(around, inputs, spec, needs, kernels, limits, dtype.value, left)
-    left -= sum(c.worst_bytes for c in moe_claims)
-
     slots, snapshot_bytes, state_claim = _state(options, spec, limits)
     left -= state_claim.steady_bytes
+    moe, moe_claims = _choose_moe(around, inputs, spec, needs, kernels, limits, page, dtype.value, left)
+    left -= needed_bytes(claims_on(moe_claims, DEVICE, device))
     _refuse_if_negative(left, (*claims, *moe_claims, state_claim), budget, facts)
     kv = decide_kv_tokens(options, spec, limits, page, device, left)
     kv_claim = MemoryClaim("kv", f"{kv.value} tokens of K and V", kv.value * spec.kv_token_bytes)
@@ -218,24 +218,27 @@ def moe_setup(
         layers.append(ExpertLayer(layer, kernel.bank_layout(by_layer[layer])))
     return MoESetup(
         spec.moe, tuple(layers), device, dtype, limits.max_prefill_tokens, limits.max_running_requests, memory_bytes,
-        host_bytes,
+        host_bytes, max_seq_tokens=limits.max_seq_tokens,
     )  # fmt: skip
 
 
 def _choose_moe(
     around: Surroundings, inputs: Inputs, spec: ModelSpec, needs: WeightNeeds,
-    kernels: Mapping[OpShape, KernelSpec], limits: Limits, dtype: str, left_bytes: int,
+    kernels: Mapping[OpShape, KernelSpec], limits: Limits, page: int, dtype: str, left_bytes: int,
 ) -> tuple[Choice, tuple[MemoryClaim, ...]]:  # fmt: skip
-    """The strategy and what it takes. A dense model accepts any installed strategy and uses none."""
+    """The strategy and what it takes beside KV for one request, or for as many tokens as were asked for.
+
+    A dense model accepts any installed strategy and uses none.
+    """
     catalog, asked = inputs.catalogs.moe_strategies, inputs.options.moe_strategy
     if spec.moe is None:
         if asked != "auto":
             catalog.get(asked)
         return Choice(catalog.kind.word, "", asked, "unused: no experts"), ()
-    need = round_up(limits.max_seq_tokens, 16) * spec.kv_token_bytes
-    setup = moe_setup(
-        spec, needs, kernels, limits, around.device, dtype, left_bytes - need, around.hardware.host_free_bytes
-    )
+    kv_tokens = round_up(inputs.options.kv_tokens or limits.max_seq_tokens, page) + page  # page 0 is scratch
+    room = left_bytes - kv_tokens * spec.kv_token_bytes
+    host_bytes = room if around.device.kind == "cpu" else around.hardware.host_free_bytes  # one memory on a CPU
+    setup = moe_setup(spec, needs, kernels, limits, around.device, dtype, room, host_bytes)
 
     def budget(strategy: MoEStrategySpec) -> tuple[MemoryClaim, ...]:
         return strategy.budget(evolve(setup, options=inputs.options_of(strategy.options)))
@@ -249,7 +252,7 @@ def _choose_moe(
         if device_bytes > setup.memory_bytes:
             return Availability.no(
                 f"its experts need {format_bytes(device_bytes)}, {format_bytes(max(setup.memory_bytes, 0))} are left"
-                f" beside KV for one request of {limits.max_seq_tokens} tokens",
+                f" beside KV for {kv_tokens} tokens",
                 "use --moe-strategy offload (pip install freetoken-moe-offload), or lower --max-seq-len",
             )
         return Availability.yes()

@@ -164,6 +164,7 @@ class MoESetup:
     memory_bytes: int
     host_memory_bytes: int
     options: object = None
+    max_seq_tokens: int = 0  # the longest request; 0: unknown
 
 
 @frozen
@@ -177,7 +178,12 @@ class MoEStats:
 
 
 class MoEStrategy(Protocol):
-    """Owns where experts live *and* computes with them. Routing is the family's."""
+    """Owns where experts live *and* computes with them. Routing is the family's.
+
+    Two attributes may be there: ``window_tokens`` (of a strategy whose spec says ``layer_major``), how much of a prompt
+    passes a layer before the next one, in chunks, 0 for no windows; and ``capturable``, whether decode steps can be
+    captured now that the experts are in, ``True`` where it is missing.
+    """
 
     def accept(self, layer: int, expert: int, packed: Mapping[str, Tensor]) -> None:
         """Take one packed expert from the weight stream, in any order; copies what it keeps."""

@@ -82,7 +82,10 @@ class AttentionBackendSpec:
 
 @frozen(kw_only=True)
 class MoEStrategySpec:
-    """Where experts live and how they are computed. ``budget`` is pure; it sees layouts, not tensors."""
+    """Where experts live and how they are computed. ``budget`` is pure; it sees layouts, not tensors.
+
+    ``launches(setup)`` is the launch space of what the strategy itself starts for one layer, beside the experts' kernel.
+    """
 
     name: str
     summary: str
@@ -94,6 +97,7 @@ class MoEStrategySpec:
     layer_major: bool = False  # long prompts run all chunks through a layer before the next layer
     probe: Probe = available
     deep_probe: str = ""
+    launches: Callable[[MoESetup], Launches] | None = None
     options: type | None = None
 
 
