@@ -84,7 +84,7 @@ class AttentionBackendSpec:
 class MoEStrategySpec:
     """Where experts live and how they are computed. ``budget`` is pure; it sees layouts, not tensors.
 
-    ``launches(setup)`` is the launch space of what the strategy itself starts for one layer, beside the experts' kernel.
+    ``launches(setup)`` is the launch space of what the strategy itself starts for one layer beside the experts' kernel.
     """
 
     name: str
