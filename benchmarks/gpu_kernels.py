@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -369,6 +371,18 @@ def time_us(calls: Sequence[Call], graph: bool = True) -> float:
     return 1000 * begin.elapsed_time(end) / (repeats * len(calls))
 
 
+def timed(
+    report: Report, label: str, tokens: int, calls: Sequence[Call], roof: float, library: Sequence[Call] = ()
+) -> None:
+    """One row of the table, or one failure."""
+
+    def run() -> None:
+        own = time_us(calls)
+        report.show_timing(Timing(label, tokens, own, roof, time_us(library) if library else None))
+
+    report.attempt(f"time of {label}, {tokens}", run)
+
+
 def roof_us(num_bytes: float, flops: float = 0.0) -> float:
     return 1e6 * max(num_bytes / ROOF_BYTES, flops / ROOF_FLOPS)
 
@@ -385,9 +399,8 @@ def time_linear(report: Report) -> None:
         call = load(OpShape("linear", "bfloat16", rows=rows, cols=cols))
         for tokens in (1, 2, 8, 16):
             x = randn(tokens, cols)
-            own = time_us([partial(call, x, w) for w in weights])
-            library = time_us([partial(F.linear, x, w) for w in weights])
-            report.show_timing(Timing(f"linear {cols}→{rows}", tokens, own, roof_us(weight_bytes), library))
+            own, library = ([partial(f, x, w) for w in weights] for f in (call, F.linear))
+            timed(report, f"linear {cols}→{rows}", tokens, own, roof_us(weight_bytes), library)
 
 
 def experts_roof(tokens: int, shape: OpShape, slots: torch.Tensor) -> float:
@@ -403,11 +416,10 @@ def time_experts(report: Report) -> None:
         call = load(shape)
         for tokens in (1, 2, 4, 5, 8, 16, 32, 64, 119, 256, 1024, 2048, 8192):
             sets = [(randn(tokens, shape.cols), *routing(tokens, shape)) for _ in range(8 if tokens <= 64 else 2)]
-            us = time_us([partial(call, *s, banks[i % 2]) for i, s in enumerate(sets)])
+            calls = [partial(call, *s, banks[i % 2]) for i, s in enumerate(sets)]
             roof = sum(experts_roof(tokens, shape, s[2]) for s in sets) / len(sets)
-            report.show_timing(
-                Timing(f"experts {name} ({experts_tiles.choose_form(tokens, shape, DEVICE).name})", tokens, us, roof)
-            )
+            form = experts_tiles.choose_form(tokens, shape, DEVICE).name
+            timed(report, f"experts {name} ({form})", tokens, calls, roof)
         banks.clear()
         torch.cuda.empty_cache()
 
@@ -415,7 +427,7 @@ def time_experts(report: Report) -> None:
 def time_rows(report: Report) -> None:
     def one(name: str, tokens: int, num_bytes: int, make: Callable[[], Call]) -> None:
         calls = [make() for _ in range(copies(num_bytes, 32))]
-        report.show_timing(Timing(name, tokens, time_us(calls), roof_us(num_bytes)))
+        timed(report, name, tokens, calls, roof_us(num_bytes))
 
     norm, add = load(OpShape("rms_norm", "bfloat16", cols=2048)), load(OpShape("add_rms_norm", "bfloat16", cols=2048))
     head = load(OpShape("rms_norm", "bfloat16", cols=128))
@@ -473,21 +485,20 @@ def time_recurrent(report: Report) -> None:
     weight = randn(8192, 4)
     for tokens, sequences in ((1, 1), (16, 16), (64, 64), (119, 1), (1600, 1), (8192, 1), (8192, 8)):
         sets = [delta_inputs(tokens, sequences, shape) for _ in range(8 if tokens <= 128 else 2)]
-        us = time_us([partial(delta, *s) for s in sets])
         state = sequences * 32 * 128 * 128 * 8
         rows = tokens * (2 * 16 * 128 + 2 * 32 * 128) * 2
         # Per chunk of 64 and head: k kᵀ, q kᵀ, W, U, W S, q S, scores · V', kᵀ V' of 64×64×128 or 64×128×128.
         flops = 0.0 if tokens == sequences else 2.0 * tokens * 32 * (5 * 64 * 128 + 3 * 128 * 128)
-        report.show_timing(Timing(f"gated_delta {sequences} sequences", tokens, us, roof_us(state + rows, flops)))
+        calls = [partial(delta, *s) for s in sets]
+        timed(report, f"gated_delta {sequences} sequences", tokens, calls, roof_us(state + rows, flops))
         inputs = [
             (randn(tokens, 12288)[:, :8192], weight, torch.randn(sequences + 3, 8192, 3, device=CUDA),
              *where(ragged(tokens, sequences), [i % 2 for i in range(sequences)]))
             for _ in range(8 if tokens <= 128 else 2)
         ]  # fmt: skip
-        us = time_us([partial(conv, *s) for s in inputs])
-        report.show_timing(
-            Timing(f"causal_conv {sequences} sequences", tokens, us, roof_us(tokens * 8192 * 4 + sequences * 8192 * 24))
-        )
+        calls = [partial(conv, *s) for s in inputs]
+        roof = roof_us(tokens * 8192 * 4 + sequences * 8192 * 24)
+        timed(report, f"causal_conv {sequences} sequences", tokens, calls, roof)
 
 
 def time_sample(report: Report) -> None:
@@ -501,8 +512,8 @@ def time_sample(report: Report) -> None:
         for rows in (1, 16, 64):
             for label, given in kinds:
                 sets = [sampling_rows(rows, vocab, **given) for _ in range(4)]
-                us = time_us([partial(call, *s) for s in sets])
-                report.show_timing(Timing(f"sample {vocab} {label}", rows, us, roof_us(rows * vocab * 4)))
+                calls = [partial(call, *s) for s in sets]
+                timed(report, f"sample {vocab} {label}", rows, calls, roof_us(rows * vocab * 4))
 
 
 # ------------------------------------------------------------------------------------------------ sweeps
@@ -659,46 +670,74 @@ def sweep_delta(report: Report) -> None:
     gated_delta.step_launches = original
 
 
+CHECKS = {"rows": check_rows, "linear": check_linear, "experts": check_experts, "recurrent": check_recurrent}
+TIMES = {
+    "rows": time_rows, "linear": time_linear, "experts": time_experts, "recurrent": time_recurrent,
+    "sample": time_sample,
+}  # fmt: skip
+SWEEPS = {"linear": sweep_linear, "experts": sweep_experts, "recurrent": sweep_delta}
+
+
+def compile_declared() -> None:
+    spaces = [enumerate_keys(declared(model, SPECS, DEVICE)) for model in MODELS]
+    precompile(use.launch for s in spaces for use in s.uses.values() if isinstance(use.launch, TritonLaunch))
+
+
+def run_group(report: Report, group: str, given: argparse.Namespace) -> None:
+    """Everything about one group, in this process."""
+    if not given.no_check and group in CHECKS:
+        for dtype in ("bfloat16", "float16"):
+            report.attempt(group, partial(CHECKS[group], report, dtype))
+    if not given.no_check and group == "sample":
+        report.attempt(group, partial(check_sample, report))
+    if not given.no_time:
+        report.attempt(group, partial(TIMES[group], report))
+    if given.sweep and group in SWEEPS:
+        report.attempt(group, partial(SWEEPS[group], report))
+
+
+def run_child(report: Report, group: str, given: argparse.Namespace) -> None:
+    """The same in a process of its own: an illegal access would spoil this one's context for good."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "report.json"
+        flags = [f for f, on in (("--no-check", given.no_check), ("--no-time", given.no_time), ("--sweep", given.sweep))
+                 if on]  # fmt: skip
+        command = [sys.executable, __file__, "--only", group, "--json", str(found), *flags]
+        try:
+            status = subprocess.run(command, timeout=given.limit, check=False).returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        if not found.exists():
+            report.failures.append(f"{group}: its process ended with status {status} and no report")
+            return
+        data = json.loads(found.read_text())
+        report.checks.extend(Check(**c) for c in data["checks"])
+        report.timings.extend(Timing(**t) for t in data["timings"])
+        report.failures.extend(data["failures"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], help="rows, linear, experts, recurrent, sample")
+    parser.add_argument("--only", action="append", default=[], choices=list(TIMES))
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds for one group")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.manual_seed(0)
     report = Report()
     started = time.perf_counter()
-    checks = {"rows": check_rows, "linear": check_linear, "experts": check_experts, "recurrent": check_recurrent}
-    times = {"rows": time_rows, "linear": time_linear, "experts": time_experts, "recurrent": time_recurrent,
-             "sample": time_sample}  # fmt: skip
-    sweeps = {"linear": sweep_linear, "experts": sweep_experts, "recurrent": sweep_delta}
-
-    def wanted(name: str) -> bool:
-        return not given.only or name in given.only
-
-    def compile_declared() -> None:
-        spaces = [enumerate_keys(declared(model, SPECS, DEVICE)) for model in MODELS]
-        precompile(use.launch for s in spaces for use in s.uses.values() if isinstance(use.launch, TritonLaunch))
-
-    report.attempt("compiling the declared keys", compile_declared)
-    if not given.no_check:
-        for name, run in checks.items():
-            for dtype in ("bfloat16", "float16") if wanted(name) else ():
-                report.attempt(name, lambda run=run, dtype=dtype: run(report, dtype))
-        if wanted("sample"):
-            report.attempt("sample", lambda: check_sample(report))
-        print(f"# checks: {time.perf_counter() - started:.0f} s", flush=True)
-    for name, timer in times.items() if not given.no_time else ():
-        if wanted(name):
-            report.attempt(name, lambda timer=timer: timer(report))
-    for name, sweep in sweeps.items() if given.sweep else ():
-        if wanted(name):
-            report.attempt(name, lambda sweep=sweep: sweep(report))
+    if len(given.only) == 1:
+        run_group(report, given.only[0], given)
+    else:
+        report.attempt("compiling the declared keys", compile_declared)
+        for group in given.only or TIMES:
+            print(f"# {group}, after {time.perf_counter() - started:.0f} s", flush=True)
+            run_child(report, group, given)
     bad = [c for c in report.checks if not c.good]
     print(f"# {len(report.checks)} checks, {len(bad)} bad, {len(report.failures)} failures, "
-          f"{time.perf_counter() - started:.0f} s")  # fmt: skip
+          f"{time.perf_counter() - started:.0f} s", flush=True)  # fmt: skip
     for line in [*(f"BAD {c.name}: {c.max_error:.3e} > {c.bound:.1e}" for c in bad), *report.failures]:
         print(line)
     if given.json:

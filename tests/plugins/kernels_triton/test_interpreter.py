@@ -12,6 +12,7 @@ import pytest
 FOLDER = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kernels_match_the_float32_references() -> None:
     """Oracle: ``freetoken.ops`` in float32, case by case in ``interpreted/``."""

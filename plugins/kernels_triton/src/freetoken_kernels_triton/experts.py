@@ -115,7 +115,7 @@ def _combine(tokens: int, shape: OpShape) -> TritonLaunch:
         "combine_kernel",
         (("parts", data), ("slots", _I32), ("out", data)),
         {"H": shape.cols, "K": shape.top_k, "BLOCK_H": block},
-        (blocks(shape.cols, block), tokens),
+        (tokens, blocks(shape.cols, block)),
     )
 
 

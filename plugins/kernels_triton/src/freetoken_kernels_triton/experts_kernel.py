@@ -418,9 +418,9 @@ def tile_down_kernel(
 
 @triton.jit
 def combine_kernel(parts, slots, out, H: tl.constexpr, K: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Program (block of columns, token): the sum of a token's K weighted parts, in rank order."""
-    token = tl.program_id(1)
-    col = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    """Program (token, block of columns): the sum of a token's K weighted parts, in rank order."""
+    token = tl.program_id(0)
+    col = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     total = tl.zeros((BLOCK_H,), tl.float32)
     for rank in tl.static_range(K):
         pair = token.to(tl.int64) * K + rank

@@ -1,6 +1,6 @@
 """The core's own suite for kernels, in the interpreter, which computes bfloat16 wrongly: float16 here, float32 beside.
 
-The sampler's batches of the suite take a minute here; ``test_sample.py`` covers it, and the suite does on a GPU.
+The suite's larger batches take minutes here: the ops left out have tests beside this file, and all run on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from freetoken_kernels_triton.spec import SPECS
 class TestTritonKernels(KernelConformance):
     spec = "freetoken_kernels_triton.spec:SPECS"
     dtypes = ("float16",)
-    ops = tuple(spec.op for spec in SPECS if spec.op != "sample")
+    ops = tuple(spec.op for spec in SPECS if spec.op not in ("sample", "gated_delta", "rope"))
 
     def _load(self, case):
         """The suite's single rows are slices; the engine's tensors start at multiples of 16 bytes."""
