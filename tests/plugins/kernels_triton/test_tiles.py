@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,6 +126,18 @@ def test_probe_says_why_and_what_to_do():
     """Oracle: machines without a GPU, with an old one, with a current one."""
     assert probe(Hardware()).fix
     assert probe(Hardware(accelerators=(DEVICES["h200"],)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the deep probe succeeds where there is a GPU")
+def test_deep_probe_reports_the_missing_driver():
+    """Oracle: the core's own child process, on a machine without a GPU."""
+    from freetoken.plugin.probe import deep_probe
+    from freetoken_kernels_triton.spec import DEEP_PROBE
+
+    found = deep_probe(DEEP_PROBE, Hardware(accelerators=(DEVICES["h200"],)))
+    assert not found
+    assert "driver" in found.reason
+    assert found.fix
 
 
 def test_nothing_imports_torch_or_triton_before_it_is_needed():
