@@ -123,6 +123,7 @@ def settle_kernel(
     count = tl.load(used + number, mask=chosen, other=0) >> halvings
     tl.store(used + number, count + 256, mask=chosen)
     tl.store(last + number, tl.zeros((BLOCK_E,), tl.int64) + now, mask=chosen)
+    tl.debug_barrier()  # every warp has read the clock
     tl.store(clock, now + 1)
     hits = counters + 2 * cause
     tl.store(hits, tl.load(hits) + tl.load(lists + 1))
