@@ -129,6 +129,11 @@ class Coverage:
         return {point: point_aspects(point, self.launch_space) & self.required for point in routed}
 
 
+def coverage(launch_space: LaunchSpace, max_tokens: int) -> Coverage:
+    """What steps of at most ``max_tokens`` tokens need; there are none of more than the space has."""
+    return Coverage(launch_space, survey_of(launch_space), min(max_tokens, launch_space.space.tokens.high))
+
+
 def _tiny(max_tokens: int) -> int:
     return min(max_tokens, 2)
 
@@ -183,7 +188,7 @@ def cover(launch_space: LaunchSpace, known: Known, max_tokens: int, workers: int
     Compile what is not ``known``, load everything, sweep the libraries, capture, then run forwards. Where a start with
     the same keys was proven, one forward stands for them all. Pure.
     """
-    need = Coverage(launch_space, survey_of(launch_space), max_tokens)
+    need = coverage(launch_space, max_tokens)
     if need.bare:
         return _bare(need)
     return (
@@ -261,7 +266,7 @@ def redundant(steps: Sequence[WarmupStep], launch_space: LaunchSpace, needed: As
 
 def needed_aspects(launch_space: LaunchSpace, max_tokens: int) -> Aspects:
     """All that a start without a manifest has to make warm for steps of at most ``max_tokens`` tokens."""
-    need = Coverage(launch_space, survey_of(launch_space), max_tokens)
+    need = coverage(launch_space, max_tokens)
     if need.bare:
         return need.required
     keys = {Aspect(done, key) for key in need.reachable for done in (COMPILED, LOADED)}
