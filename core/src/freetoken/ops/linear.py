@@ -8,7 +8,7 @@ from torch import Tensor
 
 SLICED_BYTES = 16 << 20  # a matrix from here on does not stay in a CPU's caches between two passes over it
 SLICED_TOKENS = 64
-SLICE_ROWS = 1024
+SLICE_ROWS = 2048
 
 
 def linear(x: Tensor, packed: Tensor) -> Tensor:

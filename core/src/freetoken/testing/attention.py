@@ -14,81 +14,37 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
-from freetoken.plugin.protocols import AttentionBackend, AttentionLimits, AttentionSetup
-from freetoken.plugin.specs import AttentionBackendSpec
-from freetoken.testing.fakes import (
-    device_kinds,
-    device_marks,
-    load_specs,
-    make_batch,
-    make_device,
-    normal,
-    sequence_slots,
+from freetoken.plugin.protocols import AttentionBackend, AttentionLimits
+from freetoken.testing.attention_scene import (
+    AttentionCase,
+    Scene,
+    attention_group,
+    attention_limits,
+    attention_oracle,
+    attention_setup,
+    check,
+    make_backend,
+    make_scene,
 )
+from freetoken.testing.fakes import device_kinds, device_marks, load_specs
 from freetoken.testing.tolerances import assert_close
-from freetoken.vocab.batch import Batch
 from freetoken.vocab.cache_spec import PagedKV
 from freetoken.vocab.errors import FreeTokenError
 from freetoken.vocab.model_spec import AttentionGroup
+from freetoken.vocab.units import ceil_div
 
+__all__ = ["AttentionCase", "AttentionConformance", "attention_oracle", "check", "make_backend", "make_scene"]
 
-@frozen
-class AttentionCase:
-    """One point of the matrix."""
-
-    spec: AttentionBackendSpec = field(eq=False)
-    device: str
-    dtype: str
-    head_dim: int
-    window: int | None
-    page_tokens: int
-
-    def __str__(self) -> str:
-        window = f"w{self.window}" if self.window else "full"
-        return f"{self.spec.name}-{self.device}-{self.dtype}-d{self.head_dim}-{window}-p{self.page_tokens}"
-
-
-@frozen(eq=False)
-class Scene:
-    """A batch with its K and V in poisoned pools, the queries, and what attention must give."""
-
-    batch: Batch
-    q: Tensor
-    k_pool: Tensor
-    v_pool: Tensor
-    expected: Tensor
-
-
-def attention_oracle(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], batch: Batch, scale: float, window: int | None
-) -> Tensor:
-    """Plain softmax attention in float64, one token and one head at a time.
-
-    ``q [T, Hq, D]``; ``keys[b]`` and ``values[b]`` ``[context, Hkv, D]`` of each sequence → ``[T, Hq, Dv]``.
-    """
-    out = q.new_zeros(*q.shape[:2], values[0].shape[-1], dtype=torch.float64, device="cpu")
-    row = 0
-    for b, (length, prefix) in enumerate(zip(batch.query_lens, batch.prefix_lens, strict=True)):
-        k, v = keys[b].double().cpu(), values[b].double().cpu()
-        share = q.shape[1] // k.shape[1]
-        for position in range(prefix, prefix + length):
-            first = 0 if window is None else max(0, position + 1 - window)
-            seen = slice(first, position + 1)
-            for head in range(q.shape[1]):
-                scores = k[seen, head // share] @ q[row, head].double().cpu() * scale
-                out[row, head] = torch.softmax(scores, dim=0) @ v[seen, head // share]
-            row += 1
-    return out
+POOL_TOKENS = 256  # of pools that several batches share
 
 
 class AttentionConformance:
     """Subclass as ``TestSomething`` and set ``spec``. Needs nothing but pytest.
 
     ``heads`` are (query, key-value) head counts. Where a spec says "any", ``any_head_dims`` and ``any_page_tokens`` are
-    tried. ``devices`` and ``dtypes``, where set, replace what the spec declares.
+    tried. ``devices`` and ``dtypes``, where set, replace what the spec declares. ``long_context`` is the longest one.
     """
 
     spec: str
@@ -96,6 +52,7 @@ class AttentionConformance:
     any_head_dims = (64, 80)
     any_page_tokens = (16, 1)
     window = 7
+    long_context = 1500
     devices: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
 
@@ -152,6 +109,13 @@ class AttentionConformance:
             backend = make_backend(case, heads)
             check(case, backend, backend.plan(scene.batch), scene, f"{heads[0]} heads over {heads[1]}")
 
+    def test_long_contexts(self, case: AttentionCase) -> None:
+        """Oracle: naive softmax, for contexts that a backend may split among several workers and join again."""
+        backend = make_backend(case, self.heads[0])
+        for lens in (((1,), (self.long_context,)), ((1, 3), (self.long_context // 2, self.long_context))):
+            scene = make_scene(case, self.heads[0], *lens)
+            check(case, backend, backend.plan(scene.batch), scene, str(lens))
+
     def test_pages_in_one_piece(self, case: AttentionCase) -> None:
         """Oracle: naive softmax, where a sequence's pages follow one another."""
         backend = make_backend(case, self.heads[0])
@@ -178,7 +142,8 @@ class AttentionConformance:
         """Oracle: naive softmax, with every plan made before the first is used and used out of order, twice."""
         backend = make_backend(case, self.heads[0])
         lens = [((1, 1), (9, 30)), ((6,), (0,)), ((1,), (50,)), ((4, 1), (12, 3)), ((1, 1), (40, 2))]
-        scenes = [make_scene(case, self.heads[0], *pair, seed=n) for n, pair in enumerate(lens)]
+        pages = ceil_div(POOL_TOKENS, case.page_tokens)
+        scenes = [make_scene(case, self.heads[0], *pair, seed=n, num_pages=pages) for n, pair in enumerate(lens)]
         plans = [backend.plan(scene.batch) for scene in scenes]
         for n in (3, 0, 4, 2, 1, 0, 3):
             check(case, backend, plans[n], scenes[n], f"plan {n}")
@@ -207,7 +172,7 @@ class AttentionConformance:
         """Oracle: naive softmax for each replay; on a CUDA device through a captured graph. Where the spec declares no
         graphs, asking for one is an error that says so."""
         backend = make_backend(case, self.heads[0])
-        limits = _limits(case)
+        limits = attention_limits(case)
         if not case.spec.graphs:
             with pytest.raises(FreeTokenError):
                 backend.reserve_graph(limits)
@@ -217,7 +182,7 @@ class AttentionConformance:
     def test_undeclared_is_refused(self, case: AttentionCase) -> None:
         """Oracle: the spec's own facts. What it does not declare, ``serves`` refuses with a reason."""
         spec = case.spec
-        group = _group(case, self.heads[0], 1.0, (0,))
+        group = attention_group(case, self.heads[0], 1.0, (0,))
         assert spec.serves(group, case.dtype), spec.serves(group, case.dtype).reason
         for dtype in {"float32", "bfloat16", "float16", "float64"} - spec.dtypes:
             assert dtype in spec.serves(group, dtype).reason
@@ -232,58 +197,10 @@ class AttentionConformance:
 
     def test_workspace_is_declared_before_it_is_taken(self, case: AttentionCase) -> None:
         """Oracle: the claims' own arithmetic. Pure, and never negative."""
-        setup = _setup(case, self.heads[0], 1.0, (0,))
+        setup = attention_setup(case, self.heads[0], 1.0, (0,))
         claims = case.spec.workspace(setup)
         assert claims == case.spec.workspace(setup)
         assert all(claim.steady_bytes >= 0 and claim.worst_bytes >= claim.steady_bytes for claim in claims)
-
-
-def make_backend(
-    case: AttentionCase, heads: tuple[int, int], scale: float | None = None, layers: tuple[int, ...] = (0,)
-) -> AttentionBackend:
-    """The case's backend for a group with these heads."""
-    return case.spec.create(_setup(case, heads, scale or case.head_dim**-0.5, layers))
-
-
-def make_scene(
-    case: AttentionCase,
-    heads: tuple[int, int],
-    query_lens: tuple[int, ...],
-    prefix_lens: tuple[int, ...],
-    *,
-    contiguous: bool = False,
-    scale: float | None = None,
-    seed: int = 0,
-    values_seed: int | None = None,
-) -> Scene:
-    """Random q, K and V for a batch; every pool row that the batch does not own is NaN, page 0 included."""
-    q_heads, kv_heads = heads
-    randn = normal(values_seed if values_seed is not None else seed, case.device, getattr(torch, case.dtype))
-    batch = make_batch(
-        query_lens, prefix_lens, case.page_tokens, device=case.device, contiguous=contiguous, seed=seed,
-        num_pages=_limits(case).max_seq_tokens * 4 // case.page_tokens,
-    )  # fmt: skip
-    pool_shape = (_limits(case).max_seq_tokens * 4 // case.page_tokens, case.page_tokens, kv_heads, case.head_dim)
-    pools = [torch.full(pool_shape, float("nan"), dtype=getattr(torch, case.dtype), device=case.device) for _ in "kv"]
-    contents: list[list[Tensor]] = [[], []]
-    for b in range(batch.num_sequences):
-        slots = sequence_slots(batch, b, case.page_tokens)
-        for pool, content in zip(pools, contents, strict=True):
-            content.append(randn(len(slots), kv_heads, case.head_dim))
-            pool.view(-1, kv_heads, case.head_dim)[slots] = content[-1]
-    q = randn(batch.num_tokens, q_heads, case.head_dim)
-    used = scale or case.head_dim**-0.5
-    return Scene(batch, q, pools[0], pools[1], attention_oracle(q, contents[0], contents[1], batch, used, case.window))
-
-
-def check(
-    case: AttentionCase, backend: AttentionBackend, plan: object, scene: Scene, what: str = "attention", layer: int = 0
-) -> None:
-    """One forward against the scene's oracle."""
-    out = backend.forward(scene.q, scene.k_pool, scene.v_pool, layer, plan)
-    assert out.dtype == scene.q.dtype, f"{what}: {out.dtype}, but q is {scene.q.dtype}"
-    assert not out.isnan().any(), f"{what}: a NaN of a page that nobody owns, or of the output's memory, leaked"
-    assert_close(out, scene.expected, case.dtype, case.head_dim, what)
 
 
 def replay_many(
@@ -291,13 +208,14 @@ def replay_many(
 ) -> None:
     """Captures plans for two batch sizes at once, then replays each with batches that it was not captured for."""
     backend.reserve_graph(limits)
+    pages = ceil_div(POOL_TOKENS, case.page_tokens)
     try:
         replays = {}
         for size in (1, 3):
-            first = make_scene(case, heads, (1,) * size, (1,) * size, seed=size)
+            first = make_scene(case, heads, (1,) * size, (1,) * size, seed=size, num_pages=pages)
             replays[size] = _Replay(case, backend, first)
         for size, prefixes in ((3, (9, 30, 17)), (1, (63,)), (3, (1, 1, 64)), (1, (15,)), (3, (16, 15, 14))):
-            scene = make_scene(case, heads, (1,) * size, prefixes, seed=sum(prefixes))
+            scene = make_scene(case, heads, (1,) * size, prefixes, seed=sum(prefixes), num_pages=pages)
             out = replays[size].run(scene)
             assert_close(out, scene.expected, case.dtype, case.head_dim, f"replay of {size} at {prefixes}")
     finally:
@@ -331,18 +249,3 @@ class _Replay:
 
     def _forward(self) -> Tensor:
         return self._backend.forward(self._q, self._k, self._v, 0, self._plan)
-
-
-def _limits(case: AttentionCase) -> AttentionLimits:
-    return AttentionLimits(case.page_tokens, max_seq_tokens=128, max_running_requests=8, max_prefill_tokens=64)
-
-
-def _group(case: AttentionCase, heads: tuple[int, int], scale: float, layers: tuple[int, ...]) -> AttentionGroup:
-    cache = PagedKV(heads[1], case.head_dim, case.head_dim, case.dtype, case.window)
-    return AttentionGroup("layers under test", layers, heads[0], cache, scale)
-
-
-def _setup(case: AttentionCase, heads: tuple[int, int], scale: float, layers: tuple[int, ...]) -> AttentionSetup:
-    options = case.spec.options() if case.spec.options is not None else None
-    group = _group(case, heads, scale, layers)
-    return AttentionSetup(group, make_device(case.device), case.dtype, _limits(case), options)
