@@ -88,7 +88,7 @@ class Attention:
         return (qkv, *norms, self.rope_shape(dtype), self.write_shape(dtype), o)
 
     def head_norm(self, dtype: str) -> OpShape:
-        """The norm of single heads: ``x [T · heads, D]``."""
+        """The norm of single heads: ``x [T, heads, D]``, rows strided."""
         return OpShape("rms_norm", dtype, cols=self.head_dim, q_heads=self.q_heads, kv_heads=self.kv_heads)
 
     def rope_shape(self, dtype: str) -> OpShape:
@@ -158,8 +158,8 @@ class AttentionBlock:
 
     def _head_norm(self, x: Tensor, weight: Any) -> Tensor:
         assert self.norm is not None, "head norms were not asked for"
-        normed: Tensor = self.norm(x.reshape(-1, self.sizes.head_dim), weight, self.sizes.eps)
-        return normed.view(x.shape)
+        normed: Tensor = self.norm(x, weight, self.sizes.eps)
+        return normed
 
 
 def _qkv_bias(weights: Mapping[str, Any], prefix: str) -> Tensor:
