@@ -40,6 +40,6 @@ def flag_hint(flag: str) -> Hint | None:
     """Who would bring a command-line ``flag`` (also its ``--no-`` form), or a variable."""
     for distribution, entry in known_distributions().items():
         names = entry.get("flags", [])
-        if isinstance(names, list) and flag in names:
+        if isinstance(names, list) and (flag in names or flag.replace("--no-", "--", 1) in names):
             return Hint(distribution, str(entry["plugin"]))
     return None
