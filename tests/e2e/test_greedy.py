@@ -39,15 +39,16 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """Each prompt alone: the reference of the batched and chunked runs."""
-    return [llm.generate([p], GREEDY)[0].token_ids for p in prompts]
+def answers(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """All prompts in one batch: checked against transformers, and then the reference of every other way to run."""
+    return [c.token_ids for c in llm.generate(prompts, GREEDY)]
 
 
 def test_greedy_tokens_equal_transformers(
-    plain: list[tuple[int, ...]], prompts: list[list[int]], smollm2_transformers: Any
+    answers: list[tuple[int, ...]], prompts: list[list[int]], smollm2_transformers: Any
 ) -> None:
-    for prompt, ours in zip(prompts, plain, strict=True):
+    for prompt, ours in zip(prompts, answers, strict=True):
+        assert len(ours) == 64
         with torch.inference_mode():
             logits = smollm2_transformers(torch.tensor([[*prompt, *ours[:-1]]])).logits[0, len(prompt) - 1 :]
         assert list(ours) == logits.argmax(-1).tolist()
@@ -63,26 +64,28 @@ def test_first_token_logprobs_equal_transformers(llm: LLM, prompts: list[list[in
             assert logprob == pytest.approx(theirs[token].item(), abs=1e-3)
 
 
-def test_batched_runs_give_the_plain_tokens(llm: LLM, prompts: list[list[int]], plain: list[tuple[int, ...]]) -> None:
-    assert [c.token_ids for c in llm.generate(prompts, GREEDY)] == plain
+def test_plain_runs_give_the_same_tokens(llm: LLM, prompts: list[list[int]], answers: list[tuple[int, ...]]) -> None:
+    """Each alone; five of them, since a single stream is slow."""
+    for prompt, expected in list(zip(prompts, answers, strict=True))[::4]:
+        assert llm.generate([prompt], GREEDY)[0].token_ids == expected
 
 
-def test_chunked_and_crowded_runs_give_the_plain_tokens(
-    smollm2_path: Path, prompts: list[list[int]], plain: list[tuple[int, ...]]
+def test_chunked_and_crowded_runs_give_the_same_tokens(
+    smollm2_path: Path, prompts: list[list[int]], answers: list[tuple[int, ...]]
 ) -> None:
     """Chunks of seven tokens, four requests at once, and a cache so small that requests are preempted."""
     with LLM(
         str(smollm2_path), dtype="float32", max_seq_len=512, max_prefill_tokens=7, max_running_requests=4, kv_tokens=528
     ) as small:
-        assert [c.token_ids for c in small.generate(prompts, GREEDY)] == plain
+        assert [c.token_ids for c in small.generate(prompts, GREEDY)] == answers
         assert small.running.built.cache.stats().pages_used == 0
 
 
-def test_prefix_cached_runs_give_the_plain_tokens(
-    smollm2_path: Path, prompts: list[list[int]], plain: list[tuple[int, ...]]
+def test_prefix_cached_runs_give_the_same_tokens(
+    smollm2_path: Path, prompts: list[list[int]], answers: list[tuple[int, ...]]
 ) -> None:
     with LLM(str(smollm2_path), dtype="float32", max_seq_len=2048) as cached:
-        assert [c.token_ids for c in cached.generate(prompts, GREEDY)] == plain
+        cached.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
         again = cached.generate(prompts, GREEDY)
-        assert [c.token_ids for c in again] == plain
+        assert [c.token_ids for c in again] == answers
         assert sum(c.cached_tokens for c in again) > 0
