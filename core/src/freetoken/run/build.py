@@ -24,6 +24,7 @@ from freetoken.run.create import (
     create_caches,
     create_moe,
     graphs_refusal,
+    window_tokens,
 )
 from freetoken.run.engine import Engine
 from freetoken.run.loader import WeightPacker, load_kernels
@@ -32,6 +33,7 @@ from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
 from freetoken.run.scratch import ScratchForward
 from freetoken.run.warmup import WarmupOutcome
+from freetoken.run.warmup_memory import WarmupMemory
 from freetoken.run.warmup_space import kind_layers
 from freetoken.run.warmup_stage import begin_warmup
 from freetoken.vocab.errors import EngineError
@@ -55,6 +57,7 @@ class BuiltEngine:
     cache: CacheManager
     moe: MoEStrategy | None
     warmup: WarmupOutcome
+    window_tokens: int = 0
 
     @property
     def max_context_tokens(self) -> int:
@@ -72,13 +75,14 @@ def build_engine(
     threads: int | None,
     prefix_cache: bool,
     cuda_graphs: bool = True,
+    memory: WarmupMemory | None = None,
 ) -> BuiltEngine:
     """Load, size, assemble, capture and warm. Raises ``CheckpointError`` for files without what the plan needs."""
     plan, device = resolved.plan, resolved.plan.device.torch_name
     num_threads = compute_threads(plan.hardware.cores, threads, device_kind=plan.device.kind)
     if plan.device.kind == "cpu":
         torch.set_num_threads(num_threads)
-    warming = begin_warmup(resolved, catalogs, options_of, report)  # compiles beside the weights
+    warming = begin_warmup(resolved, catalogs, options_of, report, memory)  # compiles beside the weights
     layers = kind_layers(warming.space)
     attention = create_attention(plan, catalogs, options_of)
     kernels = load_kernels(resolved.kernels, plan.device, plan.dtype, lambda t: _dequantise(checkpoint, t), num_threads)
@@ -97,13 +101,13 @@ def build_engine(
     engine = Engine(runner, _batch_builder(plan), sampler, plan.max_running_requests, device)
 
     def capture() -> None:
-        if cuda_graphs and graphs_refusal(resolved, catalogs) is None:
+        if cuda_graphs and graphs_refusal(resolved, catalogs, moe) is None:
             engine.capture_graphs(sample, attention_limits(plan), lambda part, detail: report("graphs", part, detail))
 
     warmup = warming.finish(ScratchForward(runner, sampler, layers, sizing.page_tokens), capture)
     if warmup.max_tokens is not None and warmup.max_tokens < sizing.max_prefill_tokens:
         sizing = sizing.shrunk("a warmup step ran out of memory", max_prefill_tokens=max(warmup.max_tokens, 1))
-    return BuiltEngine(engine, plan, sizing, cache, moe, warmup)
+    return BuiltEngine(engine, plan, sizing, cache, moe, warmup, window_tokens(resolved, catalogs, moe))
 
 
 def _dequantise(checkpoint: Checkpoint, tensor: StoredTensor) -> torch.Tensor:

@@ -87,8 +87,8 @@ class WarmupOutcome:
 class WarmupRun:
     """One warmup. ``start_compile`` returns at once; ``load`` waits for it; ``finish`` returns the outcome.
 
-    ``prepare`` is called before the policy is asked, off the main thread: it may make the survey that the policy will
-    want. Raises ``EngineError`` with the step and its cause, from ``load`` or ``finish``.
+    ``known`` may be a function: it is called before the policy is asked, off the main thread, since reading what an
+    earlier start left takes a while. Raises ``EngineError`` with the step and its cause, from ``load`` or ``finish``.
     """
 
     def __init__(
@@ -97,10 +97,9 @@ class WarmupRun:
         policy: WarmupPolicy,
         plan: Plan,
         space: DeclaredLaunchSpace,
-        known: Known,
+        known: Known | Callable[[], Known],
         device: KeyDevice,
         report: Report = lambda _fraction, _words: None,
-        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.space = space
@@ -110,7 +109,6 @@ class WarmupRun:
         self._known = known
         self._device = device
         self._report = report
-        self._prepare = prepare
         self._outcomes: dict[int, StepOutcome] = {}
         self._compiled = 0
         self._to_compile = 0
@@ -127,8 +125,8 @@ class WarmupRun:
 
     def _compile_phase(self, done: Future[None]) -> None:
         try:
-            self._prepare()
-            self.steps = tuple(self._policy.steps(self._plan, self.space, self._known))
+            known = self._known if isinstance(self._known, Known) else self._known()
+            self.steps = tuple(self._policy.steps(self._plan, self.space, known))
             self._to_compile = sum(len(s.keys) for s in self.steps if isinstance(s, CompileKeys))
             for index, step in enumerate(self.steps):
                 if isinstance(step, CompileKeys):

@@ -20,11 +20,15 @@ _log = logging.getLogger("freetoken.warmup")
 
 
 class WarmupDevice:
-    """Implements ``run.warmup.KeyDevice`` for one launch space. ``held`` are the kernels loaded, which must live on."""
+    """Implements ``run.warmup.KeyDevice`` for one launch space.
+
+    ``held`` are the kernels loaded, which must live on; ``hashes`` are what Triton's disk cache files each key under.
+    """
 
     def __init__(self, space: DeclaredLaunchSpace) -> None:
         self._space = space
         self.held: list[Any] = []
+        self.hashes: dict[str, str] = {}
         self.reports: list[CompileReport] = []
 
     @property
@@ -60,7 +64,9 @@ class WarmupDevice:
         for done, key in enumerate(step.keys):
             launch = self._launch(key)
             if isinstance(launch, TritonLaunch):
-                self.held.append(load_launch(launch))
+                kernel = load_launch(launch)
+                self.held.append(kernel)
+                self.hashes[key] = str(kernel.hash)
             else:
                 launch.load()
             progress(done + 1)
@@ -78,6 +84,15 @@ class WarmupDevice:
                 module.load()
                 return
         raise EngineError(f"touch {name}", "the launch space has no library and no native module of this name")
+
+    def kernel_seconds(self) -> dict[str, float]:
+        """Seconds of compiling by kernel, over all workers."""
+        found: dict[str, float] = {}
+        for report in self.reports:
+            for result in report.results:
+                kernel = kernel_of(result.key)
+                found[kernel] = found.get(kernel, 0.0) + result.seconds
+        return found
 
     def _launch(self, key: str) -> TritonLaunch | NativeModule:
         use = self._survey.uses.get(key)

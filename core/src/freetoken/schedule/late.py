@@ -22,6 +22,10 @@ class LateStep:
     requests: tuple[str, ...]
     events: tuple[LateEvent, ...]
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(map(str, self.events))
+
 
 @define
 class LateSteps:

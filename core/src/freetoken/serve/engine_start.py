@@ -8,16 +8,19 @@ from collections.abc import Callable
 from attrs import frozen
 
 from freetoken.builtin import BUILTINS
+from freetoken.config.engine_options import CoreOptions
 from freetoken.config.explain import broken_candidates, choices_summary
 from freetoken.memory.hardware import probe_hardware
 from freetoken.plugin.manager import Plugins, build_plugins
 from freetoken.run.build import BuiltEngine, build_engine
+from freetoken.run.warmup_memory import WarmupMemory
 from freetoken.schedule.engine_core import EngineCore
 from freetoken.schedule.late import LateSteps
 from freetoken.schedule.scheduler import SchedulerLimits
 from freetoken.serve.start import EngineStart, make_plan, open_model, options_by_class
 from freetoken.serve.text.generation_defaults import GenerationDefaults
 from freetoken.vocab.plan import Plan, Sizing
+from freetoken.warmup.manifest import default_cache_dir
 from freetoken.warmup.watch import LateWatch
 
 Report = Callable[[str, float, str], None]
@@ -30,6 +33,7 @@ class RunningEngine:
     core: EngineCore
     built: BuiltEngine
     plugins: Plugins
+    fingerprint: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -61,6 +65,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
     options = start.options
     report("planning", 0.0, str(start.model_path))
     hardware = probe_hardware(accelerators=options.device != "cpu", host_memory_bytes=options.host_memory_bytes)
+    memory = warmup_memory(options, loaded)
     with open_model(start, loaded) as checkpoint:
         resolved = make_plan(start, loaded, checkpoint, hardware)
         log_choices(resolved.plan)
@@ -74,6 +79,7 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
             threads=options.threads,
             prefix_cache=options.prefix_cache,
             cuda_graphs=options.cuda_graphs,
+            memory=memory,
         )
         eos = GenerationDefaults.from_config(checkpoint.generation_config).eos_token_ids
     core = EngineCore(
@@ -85,12 +91,19 @@ def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = N
             max_context_tokens=built.max_context_tokens,
             max_gap_ms=float(options.max_token_gap_ms),
             page_tokens=built.sizing.page_tokens,
+            max_window_tokens=built.window_tokens,
         ),
         eos_ids=frozenset(built.plan.model.eos_token_ids) | frozenset(eos),
         vocab_size=built.plan.model.vocab_size,
         overlap=built.plan.device.kind != "cpu",
-        late=LateSteps(LateWatch(options.on_late_compile)),
+        late=LateSteps(LateWatch(options.on_late_compile), lambda step: memory.late(step.point, step.words)),
     )
     loaded.ready(built.plan, built.sizing)
     core.late.watch.arm(with_triton=built.plan.device.kind != "cpu")
-    return RunningEngine(core, built, loaded)
+    return RunningEngine(core, built, loaded, memory.fingerprint.digest if memory.fingerprint is not None else "")
+
+
+def warmup_memory(options: CoreOptions, plugins: Plugins) -> WarmupMemory:
+    """Where warmups are remembered, and the plugins that a manifest rests on."""
+    active = {r.name: (r.version, r.origin) for r in plugins.records.values() if r.state == "active" and not r.builtin}
+    return WarmupMemory(default_cache_dir(options.cache_dir), active)

@@ -57,6 +57,7 @@ class Ready:
     vocab_size: int
     seconds: float
     plugins: tuple[tuple[str, str], ...] = ()
+    fingerprint: str = ""  # of the warmup manifest that this start read or left
 
 
 @frozen

@@ -72,6 +72,7 @@ def _ready(running: RunningEngine, seconds: float) -> Ready:
         vocab_size=plan.model.vocab_size,
         seconds=seconds,
         plugins=tuple((r.name, r.version) for r in running.plugins.records.values() if r.state == "active"),
+        fingerprint=running.fingerprint,
     )
 
 

@@ -5,8 +5,7 @@ Walking a large space takes seconds, so a survey is plain data that a manifest c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
@@ -60,7 +59,7 @@ class Survey:
         return tuple(compile_request(launch, target) for launch in launches if isinstance(launch, TritonLaunch))
 
 
-_MADE: WeakKeyDictionary[Any, Survey] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[DeclaredLaunchSpace, Survey | Callable[[], Survey]] = WeakKeyDictionary()
 
 
 def survey_of(launch_space: LaunchSpace) -> Survey:
@@ -68,13 +67,19 @@ def survey_of(launch_space: LaunchSpace) -> Survey:
     if not isinstance(launch_space, DeclaredLaunchSpace):
         return survey(launch_space)
     found = _MADE.get(launch_space)
-    if found is None:
-        found = _MADE[launch_space] = survey(launch_space)
+    if not isinstance(found, Survey):
+        found = _MADE[launch_space] = survey(launch_space) if found is None else found()
     return found
 
 
-def remember(launch_space: DeclaredLaunchSpace, known: Survey) -> None:
-    """Let ``survey_of`` answer with a survey that was made elsewhere: by a worker, or in an earlier start."""
+def made_survey(launch_space: DeclaredLaunchSpace) -> Survey | None:
+    """The survey, if anybody has asked for it yet."""
+    found = _MADE.get(launch_space)
+    return found if isinstance(found, Survey) else None
+
+
+def remember(launch_space: DeclaredLaunchSpace, known: Survey | Callable[[], Survey]) -> None:
+    """Let ``survey_of`` answer with a survey made elsewhere: in an earlier start, or by what makes it when asked."""
     _MADE[launch_space] = known
 
 
@@ -95,11 +100,12 @@ def with_libraries(launch_space: LaunchSpace, found: Enumeration) -> Survey:
         )
         for use in uses:
             known = met.get(use.name)
-            met[use.name] = use if known is None else _wider(known, use)
+            met[use.name] = use if known is None else wider(known, use)
     return Survey(found.uses, tuple(met[name] for name in sorted(met)), found.points)
 
 
-def _wider(one: LibraryUse, other: LibraryUse) -> LibraryUse:
+def wider(one: LibraryUse, other: LibraryUse) -> LibraryUse:
+    """One use that gets the rows of both."""
     low, high = min(one.low, other.low), max(one.high, other.high)
     return LibraryUse(one.name, one.kind, low, high, one.point, one.counts)
 
@@ -129,7 +135,7 @@ def _foreign_libraries(launch_space: LaunchSpace, kind: str) -> list[LibraryUse]
         for launch in launch_space.launches(kind, point):
             if isinstance(launch, LibraryCall):
                 use = LibraryUse(launch.name, kind, point.tokens, point.tokens, point)
-                found[launch.name] = _wider(found[launch.name], use) if launch.name in found else use
+                found[launch.name] = wider(found[launch.name], use) if launch.name in found else use
     return list(found.values())
 
 

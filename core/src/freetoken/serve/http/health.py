@@ -56,4 +56,5 @@ def _report(services: Services) -> dict[str, object]:
     if status.ready is not None:
         report["start_seconds"] = status.ready.seconds
         report["plugins"] = dict(status.ready.plugins)
+        report["warmup_fingerprint"] = status.ready.fingerprint
     return report
