@@ -1,4 +1,4 @@
-"""The list behind the ``pip install`` hints is true. Oracle: each package's own ``pyproject.toml`` and its live specs."""
+"""The list behind the ``pip install`` hints is true. Oracle: the packages' own ``pyproject.toml`` and live specs."""
 
 from __future__ import annotations
 

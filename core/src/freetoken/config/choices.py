@@ -86,7 +86,9 @@ def _best(
     fitting = [Candidate(n, getattr(o.spec, "priority", 0), o.spec.summary) for n, o in by_name.items() if verdicts[n]]
     if not fitting:
         reasons = "; ".join(f"{n}: {v.reason}" for n, v in verdicts.items()) or "none is installed"
-        raise RefusedPlan(f"a {kind.word}{_for(subject)}", f"nothing fits: {reasons}", "see `freetoken plugins --all`")
+        fixes = dict.fromkeys(v.fix for v in verdicts.values() if v.fix)
+        fix = "; or ".join(fixes) or "see `freetoken plugins --all`"
+        raise RefusedPlan(f"{kind.word}{_for(subject)}", f"nothing fits: {reasons}", fix)
     name = around.choose(kind.word, subject, fitting, around.hardware)
     if len(fitting) == 1:
         return name, "the only one that fits"

@@ -24,10 +24,11 @@ def plan_text(plan: Plan) -> str:
     for choice in _choices(plan):
         lines += _choice_lines(choice)
     lines += ["", f"memory ({format_bytes(plan.memory_bytes)} allowed)"]
+    owner = max(len(c.owner) for c in plan.claims)
     for claim in plan.claims:
         peak = f", peak {format_bytes(claim.peak_bytes)}" if claim.peak_bytes > claim.steady_bytes else ""
         where = "" if claim.where == "device" else f" on the {claim.where}"
-        lines.append(f"  {claim.owner:<10} {format_bytes(claim.steady_bytes):>10}{peak}{where}  {claim.what}")
+        lines.append(f"  {claim.owner:<{owner}} {format_bytes(claim.steady_bytes):>10}{peak}{where}  {claim.what}")
     changed = [v for v in plan.options if v.origin != "default"]
     if changed:
         lines += ["", "options given"]

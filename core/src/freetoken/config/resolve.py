@@ -77,12 +77,12 @@ def _resolve(inputs: Inputs) -> Resolved:
     budget = decide_memory(options, device)
     claims = _dense_claims(inputs, spec, needs, kernels, limits, attention, page, device, dtype.value)
     left = budget.value - sum(c.worst_bytes for c in claims)
-    _refuse_if_negative(left, claims, budget, facts)
+    _refuse_if_negative(left, claims, device, budget, facts)
     slots, snapshot_bytes, state_claim = _state(options, spec, limits)
     left -= state_claim.steady_bytes
     moe, moe_claims = _choose_moe(around, inputs, spec, needs, kernels, limits, page, dtype.value, left)
     left -= needed_bytes(claims_on(moe_claims, DEVICE, device))
-    _refuse_if_negative(left, (*claims, *moe_claims, state_claim), budget, facts)
+    _refuse_if_negative(left, (*claims, *moe_claims, state_claim), device, budget, facts)
     kv = decide_kv_tokens(options, spec, limits, page, device, left)
     kv_claim = MemoryClaim("kv", f"{kv.value} tokens of K and V", kv.value * spec.kv_token_bytes)
     plan = Plan(
@@ -248,7 +248,7 @@ def _choose_moe(
             claims = budget(strategy)
         except FreeTokenError as error:
             return Availability.no(f"{error.refusal.asked}: {error.refusal.found}", error.refusal.fix)
-        device_bytes = sum(c.worst_bytes for c in claims if c.where == "device")
+        device_bytes = needed_bytes(claims_on(claims, DEVICE, around.device))
         if device_bytes > setup.memory_bytes:
             return Availability.no(
                 f"its experts need {format_bytes(device_bytes)}, {format_bytes(max(setup.memory_bytes, 0))} are left"
@@ -278,12 +278,13 @@ def _state(options: CoreOptions, spec: ModelSpec, limits: Limits) -> tuple[int, 
 
 
 def _refuse_if_negative(
-    left: int, claims: tuple[MemoryClaim, ...], budget: Decision[int], facts: CheckpointFacts
+    left: int, claims: tuple[MemoryClaim, ...], device: Device, budget: Decision[int], facts: CheckpointFacts
 ) -> None:
     if left >= 0:
         return
-    listed = ", ".join(f"{c.owner} {format_bytes(c.worst_bytes)}" for c in claims if c.where == "device")
-    total = sum(c.worst_bytes for c in claims if c.where == "device")
+    counted = claims_on(claims, DEVICE, device)
+    listed = ", ".join(f"{c.owner} {format_bytes(c.worst_bytes)}" for c in counted if c.worst_bytes)
+    total = needed_bytes(counted)
     raise RefusedPlan(
         f"{facts.path} on this machine",
         f"it would take {format_bytes(total)} ({listed}); allowed are {format_bytes(budget.value)} ({budget.because})",
