@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from freetoken.models.attention_block import Attention
@@ -20,7 +20,7 @@ class _Mixer(Protocol):
 
 
 class _MLP(Protocol):
-    def forward(self, x: Tensor) -> Tensor: ...
+    def begin(self, x: Tensor) -> Callable[[], Tensor]: ...
 
 
 class LayerBlock:
@@ -43,10 +43,19 @@ class LayerBlock:
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         """``[T, H] → [T, H]``."""
+        return self.begin(hidden, step)()
+
+    def begin(self, hidden: Tensor, step: Step) -> Callable[[], Tensor]:
+        """Everything up to where experts are waited for; the call that returns ends the layer."""
         mixed = self.mixer.forward(self.norm(hidden, self.input_norm, self.eps), step)
         normed, summed = self.add_norm(mixed, hidden, self.post_norm, self.eps)
-        out: Tensor = summed + self.mlp.forward(normed)
-        return out
+        rest = self.mlp.begin(normed)
+
+        def end() -> Tensor:
+            out: Tensor = summed + rest()
+            return out
+
+        return end
 
 
 class DecoderModel:

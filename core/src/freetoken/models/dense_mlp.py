@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -54,3 +56,7 @@ class DenseBlock:
         """``[T, H] → [T, H]``."""
         out: Tensor = self.down(self.activation(self.gate_up(x)))
         return out
+
+    def begin(self, x: Tensor) -> Callable[[], Tensor]:
+        """Nothing is waited for: the call that returns is ``forward``."""
+        return partial(self.forward, x)

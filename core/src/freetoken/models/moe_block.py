@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -107,13 +108,21 @@ class MoEBlock:
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H] → [T, H]``."""
+        return self.begin(x)()
+
+    def begin(self, x: Tensor) -> Callable[[], Tensor]:
+        """Routes and lets the strategy start; the call that returns computes the shared expert and finishes."""
         weights, experts = self.topk(self.router(x), self.sizes.top_k, self.sizes.renormalise)
         pending = self.strategy.start(self.layer, x, weights, experts)
-        if self.shared is None or self.shared_gate is None:
-            return self.strategy.finish(pending)
-        shared = self.shared.forward(x) * self.shared_gate(x).sigmoid()
-        out: Tensor = self.strategy.finish(pending) + shared
-        return out
+
+        def end() -> Tensor:
+            if self.shared is None or self.shared_gate is None:
+                return self.strategy.finish(pending)
+            shared = self.shared.forward(x) * self.shared_gate(x).sigmoid()
+            out: Tensor = self.strategy.finish(pending) + shared
+            return out
+
+        return end
 
 
 def _shared_names(names: Names) -> Names:

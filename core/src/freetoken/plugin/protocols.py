@@ -233,6 +233,9 @@ class Step:
 
 
 class Layer(Protocol):
+    """A layer may also offer ``begin(hidden, step)``: everything up to where experts are waited for, returning the call
+    that gives ``[T, H]``. Several chunks of a prompt may be begun before the first is ended."""
+
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         """``[T, H] → [T, H]``. Nothing else passes between layers; no host synchronisation."""
         ...

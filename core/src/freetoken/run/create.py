@@ -12,7 +12,15 @@ from freetoken.config.resolve import Resolved, moe_setup
 from freetoken.kv.manager import CacheManager
 from freetoken.kv.pool import CachePools
 from freetoken.plugin.catalog import Catalogs
-from freetoken.plugin.protocols import AttentionBackend, AttentionLimits, AttentionSetup, LoadedKernel, MoEStrategy
+from freetoken.plugin.protocols import (
+    AttentionBackend,
+    AttentionLimits,
+    AttentionSetup,
+    LoadedKernel,
+    MoESetup,
+    MoEStrategy,
+)
+from freetoken.plugin.specs import MoEStrategySpec
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.plan import Plan, Sizing
 
@@ -39,19 +47,37 @@ def create_moe(
     resolved: Resolved, catalogs: Catalogs, kernels: Mapping[OpShape, LoadedKernel], options_of: OptionsOf
 ) -> MoEStrategy | None:
     """The planned strategy with each layer's bound expert kernel; ``None`` for a dense model."""
-    plan, needs = resolved.plan, resolved.needs
+    planned = planned_moe(resolved, catalogs, options_of)
+    if planned is None:
+        return None
+    spec, setup = planned
+    shapes = _expert_shapes(resolved.needs)
+    layers = tuple(evolve(layer, call=kernels[shapes[layer.layer]].call) for layer in setup.layers)
+    return spec.create(evolve(setup, layers=layers))
+
+
+def planned_moe(
+    resolved: Resolved, catalogs: Catalogs, options_of: OptionsOf
+) -> tuple[MoEStrategySpec, MoESetup] | None:
+    """The planned strategy and what it is made from, without kernels; ``None`` for a dense model."""
+    plan = resolved.plan
     if plan.model.moe is None:
         return None
     spec = catalogs.moe_strategies.get(plan.moe.name)
     limits = Limits(plan.max_seq_tokens, plan.max_running_requests, plan.max_prefill_tokens, ())
     declared = sum(c.worst_bytes for c in plan.claims if c.owner == spec.name and c.where == "device")
     setup = moe_setup(
-        plan.model, needs, resolved.kernels, limits, plan.device, plan.dtype, declared or plan.memory_bytes,
+        plan.model, resolved.needs, resolved.kernels, limits, plan.device, plan.dtype, declared or plan.memory_bytes,
         plan.hardware.host_free_bytes,
     )  # fmt: skip
-    shapes = _expert_shapes(needs)
-    layers = tuple(evolve(layer, call=kernels[shapes[layer.layer]].call) for layer in setup.layers)
-    return spec.create(evolve(setup, layers=layers, options=options_of(spec.options)))
+    return spec, evolve(setup, options=options_of(spec.options))
+
+
+def window_tokens(resolved: Resolved, catalogs: Catalogs, moe: MoEStrategy | None) -> int:
+    """How much of a prompt passes a layer before the next; 0: prompts are computed chunk by chunk."""
+    if moe is None or not catalogs.moe_strategies.get(resolved.plan.moe.name).layer_major:
+        return 0
+    return int(getattr(moe, "window_tokens", 0))
 
 
 def _expert_shapes(needs: WeightNeeds) -> dict[int, OpShape]:
@@ -73,8 +99,8 @@ def create_caches(plan: Plan, sizing: Sizing, prefix_cache: bool) -> tuple[Cache
     return pools, cache
 
 
-def graphs_refusal(resolved: Resolved, catalogs: Catalogs) -> str | None:
-    """Why decode steps cannot be captured; ``None`` when they can."""
+def graphs_refusal(resolved: Resolved, catalogs: Catalogs, moe: MoEStrategy | None) -> str | None:
+    """Why decode steps cannot be captured, now that the weights are in; ``None`` when they can."""
     plan = resolved.plan
     if plan.device.kind != "cuda":
         return f"there are no graphs on a {plan.device.kind}"
@@ -83,4 +109,6 @@ def graphs_refusal(resolved: Resolved, catalogs: Catalogs) -> str | None:
             return f"attention backend {choice.name} cannot be captured"
     if plan.model.moe is not None and not catalogs.moe_strategies.get(plan.moe.name).graphs:
         return f"MoE strategy {plan.moe.name} cannot be captured"
+    if not getattr(moe, "capturable", True):
+        return f"MoE strategy {plan.moe.name} needs the host in some layers"
     return None

@@ -12,9 +12,10 @@ from freetoken.kv.manager import StateCopy
 from freetoken.plugin.protocols import AttentionLimits
 from freetoken.run.batch_builder import BatchBuilder
 from freetoken.run.graphs import DecodeGraphs
+from freetoken.run.layer_major import LayerMajorPass
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler, SampleResult
-from freetoken.run.step_plan import StepPlan
+from freetoken.run.step_plan import StepPlan, WindowPlan
 from freetoken.vocab.sampling import SamplingParams
 
 _RING = 4  # steps whose tokens may be on their way to the host
@@ -45,6 +46,27 @@ class LaunchedStep:
         tokens = self._tokens.tolist()
         logprobs = self._result.read_logprobs() if self._result is not None else (None,) * len(tokens)
         return Sampled(tokens, logprobs)
+
+
+class Window:
+    """A window on its way: ``advance`` takes it through one layer, ``finish`` samples, ``close`` gives it up."""
+
+    def __init__(self, layers: LayerMajorPass, draw: Callable[[Tensor | None], LaunchedStep]) -> None:
+        self._layers = layers
+        self._draw = draw
+
+    @torch.inference_mode()
+    def advance(self) -> bool:
+        """One more layer; ``True`` when it was the last."""
+        return self._layers.advance()
+
+    @torch.inference_mode()
+    def finish(self) -> LaunchedStep:
+        """After the last layer: draw the next token where the window ends its prompt."""
+        return self._draw(self._layers.logits())
+
+    def close(self) -> None:
+        self._layers.close()
 
 
 class Engine:
@@ -87,7 +109,22 @@ class Engine:
         if plan.copies:
             self._runner.pools.copy_state(plan.copies)
         batch = self._builder.build(plan, self._last_tokens)
-        logits = self._runner.run(batch)
+        return self._drawn(plan, self._runner.run(batch))
+
+    @torch.inference_mode()
+    def open_window(self, plan: WindowPlan) -> Window:
+        """Chunks of a prompt, layer by layer as the caller says."""
+        if plan.copies:
+            self._runner.pools.copy_state(plan.copies)
+        batches = []
+        for row in plan.chunks:
+            batches.append(self._builder.build(StepPlan((row,)), self._last_tokens))
+            if self._on_gpu:  # a window has more chunks than the ring of host buffers
+                torch.cuda.current_stream().synchronize()
+        return Window(LayerMajorPass(self._runner, batches), lambda logits: self._drawn(plan.final, logits))
+
+    def _drawn(self, plan: StepPlan, logits: Tensor | None) -> LaunchedStep:
+        """Sample a step's logits and start the tokens' way to the host."""
         if logits is None:
             return self._sent(None, None)
         result = self._sampler.sample(logits, [row.sample for row in plan.rows if row.sample is not None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class DecodeGraphs:
             moe.begin_step(batch)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), nullcontext() if moe is None else moe.rehearse():
             # Once outside the capture: a first launch loads modules and makes workspaces, which a capture forbids.
             self._body(inputs, step, tokens)
         torch.cuda.current_stream().wait_stream(stream)

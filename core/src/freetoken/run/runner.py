@@ -42,16 +42,19 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor | None:
         """One whole step: ``None`` when no row needs logits."""
-        if self.moe is not None:
-            self.moe.begin_step(batch)
+        if self.moe is None:
+            return self._run(batch)
+        self.moe.begin_step(batch)
+        try:
+            return self._run(batch)
+        finally:
+            self.moe.end_step()
+
+    def _run(self, batch: Batch) -> Tensor | None:
         step = self.prepare(batch)
         if batch.logit_rows.numel():
-            logits: Tensor | None = self.forward(step)
-        else:
-            hidden = self.model.embed(batch)
-            for layer in self.model.layers:
-                hidden = layer.forward(hidden, step)
-            logits = None
-        if self.moe is not None:
-            self.moe.end_step()
-        return logits
+            return self.forward(step)
+        hidden = self.model.embed(batch)
+        for layer in self.model.layers:
+            hidden = layer.forward(hidden, step)
+        return None

@@ -50,13 +50,17 @@ class ScratchForward:
     def run(self, point: StepPoint) -> None:
         """One step at ``point``; returns when the device has done it."""
         batch = self.batch(point)
-        rehearsal = self._runner.moe.rehearse() if self._runner.moe is not None else nullcontext()
-        with rehearsal:
+        moe = self._runner.moe
+        with nullcontext() if moe is None else moe.rehearse():
+            if moe is not None:
+                moe.begin_step(batch)
             step = self._runner.prepare(batch)
             hidden = self._runner.model.embed(batch)
             for index in self._layers:
                 hidden = self._runner.model.layers[index].forward(hidden, step)
             logits = self._runner.model.head(hidden.index_select(0, batch.logit_rows))
+            if moe is not None:
+                moe.end_step()
         self._sample(torch.nan_to_num(logits), point)
 
     def _sample(self, logits: Tensor, point: StepPoint) -> None:

@@ -60,3 +60,16 @@ class StepPlan:
     @property
     def sampled(self) -> tuple[StepRow, ...]:
         return tuple(row for row in self.rows if row.sample is not None)
+
+
+@frozen(eq=False)
+class WindowPlan:
+    """Chunks of one prompt, in order, that pass a layer together before the next layer starts."""
+
+    chunks: tuple[StepRow, ...]
+    copies: tuple[StateCopy, ...] = field(default=())
+
+    @property
+    def final(self) -> StepPlan:
+        """What stands when the window is done: everything up to the end of its last chunk."""
+        return StepPlan(self.chunks[-1:])

@@ -51,7 +51,7 @@ def begin_warmup(
     """The planned policy's warmup, already compiling in the background; without ``memory`` nothing is remembered."""
     plan = resolved.plan
     spec = catalogs.warmup_policies.get(plan.warmup.name)
-    space = plan_launch_space(resolved, catalogs)
+    space = plan_launch_space(resolved, catalogs, options_of)
     device = WarmupDevice(space)
     run = WarmupRun(
         name=spec.name,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from attrs import define, field, frozen
 
 from freetoken.kv.manager import CacheManager, StateCopy
-from freetoken.run.step_plan import StepPlan
+from freetoken.run.step_plan import StepPlan, WindowPlan
 from freetoken.schedule.late import LateSteps
 from freetoken.schedule.request import ScheduledRequest
 from freetoken.schedule.scheduler import News, Scheduler, SchedulerLimits
@@ -39,10 +39,28 @@ class InFlight(Protocol):
         ...
 
 
+class Window(Protocol):
+    """Chunks of a prompt on their way through the layers."""
+
+    def advance(self) -> bool:
+        """All chunks through one more layer; ``True`` when it was the last."""
+        ...
+
+    def finish(self) -> InFlight: ...
+
+    def close(self) -> None:
+        """Give it up: its request is gone."""
+        ...
+
+
 class StepEngine(Protocol):
     """What computes steps: the real engine, or a null one in benchmarks of the loop."""
 
     def launch(self, plan: StepPlan) -> InFlight: ...
+
+    def open_window(self, plan: WindowPlan) -> Window:
+        """Only called where ``SchedulerLimits.max_window_tokens`` asks for windows."""
+        ...
 
     def copy_state(self, copies: Sequence[StateCopy]) -> None: ...
 
@@ -67,9 +85,20 @@ class Output:
     error: Refusal | None = None
 
 
+@define(eq=False)
+class _OpenWindow:
+    """A window, when others last had a turn, and how long its last layer took."""
+
+    plan: WindowPlan
+    work: Window
+    last_turn: float
+    layer_ms: float = 0.0
+
+
 @define
 class EngineCore:
-    """``overlap``: plan and launch the next step before the last one is read."""
+    """``overlap``: plan and launch the next step before the last one is read. ``clock`` counts seconds; deadlines are
+    its instants."""
 
     engine: StepEngine
     cache: CacheManager
@@ -78,12 +107,15 @@ class EngineCore:
     vocab_size: int
     overlap: bool = False
     late: LateSteps = field(factory=LateSteps)
+    clock: Callable[[], float] = time.monotonic
     scheduler: Scheduler = field(init=False)
     steps: int = 0
+    _last_read: float = 0.0
     _flight: tuple[StepPlan, InFlight, float] | None = None
+    _window: _OpenWindow | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.scheduler = Scheduler(self.cache, self.limits, time.monotonic)
+        self.scheduler = Scheduler(self.cache, self.limits, self.clock)
 
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, deadline: float | None = None
@@ -121,6 +153,7 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         if self.scheduler.drop(request_id) is not None:
             self._forget(request_id)
+            self._drop_window()
 
     @property
     def idle(self) -> bool:
@@ -129,22 +162,76 @@ class EngineCore:
     def step(self) -> list[Output]:
         """Advance by one step; returns what became known. An empty list means that nothing was ready yet."""
         outputs = self._expire()
+        if self._window is not None:
+            return outputs + self._step_window(self._window)
         plan = self.scheduler.next_step()
         launched = self._launch(plan, outputs) if plan is not None else None
-        if not self.overlap:
-            return outputs + (self._read(launched) if launched is not None else [])
-        previous, self._flight = self._flight, launched
-        return outputs + (self._read(previous) if previous is not None else [])
+        previous, self._flight = (self._flight, launched) if self.overlap else (launched, None)
+        if previous is not None:
+            outputs += self._read(previous)
+        window = self.scheduler.next_window()
+        if window is not None:
+            self._open_window(window, outputs)
+        return outputs
+
+    # ------------------------------------------------------------------------------------------- windows
+
+    def _open_window(self, plan: WindowPlan, outputs: list[Output]) -> None:
+        try:
+            self._admit()
+            self._window = _OpenWindow(plan, self.engine.open_window(plan), self.clock())
+        except Exception as error:
+            outputs += self._fail(plan.final, error)
+
+    def _step_window(self, window: _OpenWindow) -> list[Output]:
+        """Others' turn where one is due, then one layer for all chunks of the window."""
+        previous, self._flight = self._flight, None
+        outputs = self._read(previous) if previous is not None else []
+        if self._turn_due(window):
+            plan = self.scheduler.next_step()
+            launched = self._launch(plan, outputs) if plan is not None else None
+            outputs += self._read(launched) if launched is not None else []
+            window.last_turn = self.clock()
+        start, seen = self.clock(), self.late.seen
+        try:
+            done = window.work.advance()
+            self.late.look(window.plan.final, seen)
+            if done:
+                outputs += self._end_window(window)
+        except Exception as error:
+            self.late.note(window.plan.final, seen)
+            outputs += self._fail(window.plan.final, error)
+        window.layer_ms = (self.clock() - start) * 1000
+        return outputs
+
+    def _turn_due(self, window: _OpenWindow) -> bool:
+        """Whether another layer would take the gap between others' tokens beyond what is allowed."""
+        if not self.scheduler.has_turns:
+            return False
+        waited_ms = (self.clock() - window.last_turn) * 1000
+        return waited_ms + window.layer_ms >= 0.8 * self.limits.max_gap_ms
+
+    def _end_window(self, window: _OpenWindow) -> list[Output]:
+        """All layers are done: only now is anything of the window published."""
+        sampled = window.work.finish().read()
+        self._window = None
+        self.scheduler.close_window()
+        self.steps += 1
+        return self._commit(window.plan.final, sampled)
+
+    def _drop_window(self) -> None:
+        """Give the window up when its request is gone."""
+        if self._window is not None and self.scheduler.window is None:
+            self._window.work.close()
+            self._window = None
+
+    # ------------------------------------------------------------------------------------------- steps
 
     def _launch(self, plan: StepPlan, outputs: list[Output]) -> tuple[StepPlan, InFlight, float] | None:
-        start = time.perf_counter()
+        start = self.clock()
         seen = self.late.seen
         try:
-            for request in self.scheduler.take_admitted():
-                self.engine.admit(
-                    request.request_id, request.params, request.tokens[: request.num_prompt],
-                    request.tokens[request.num_prompt :],
-                )  # fmt: skip
+            self._admit()
             launched = plan, self.engine.launch(plan), start
             self.late.look(plan, seen)
             return launched
@@ -152,6 +239,13 @@ class EngineCore:
             self.late.note(plan, seen)
             outputs += self._fail(plan, error)
             return None
+
+    def _admit(self) -> None:
+        for request in self.scheduler.take_admitted():
+            self.engine.admit(
+                request.request_id, request.params, request.tokens[: request.num_prompt],
+                request.tokens[request.num_prompt :],
+            )  # fmt: skip
 
     def _read(self, launched: tuple[StepPlan, InFlight, float]) -> list[Output]:
         plan, flight, start = launched
@@ -161,6 +255,10 @@ class EngineCore:
             return self._fail(plan, error)
         self.steps += 1
         self._observe(plan, start)
+        return self._commit(plan, sampled)
+
+    def _commit(self, plan: StepPlan, sampled: Sampled) -> list[Output]:
+        """What a finished step means: tokens, published pages, snapshots."""
         logprobs = dict(zip((row.request_id for row in plan.sampled), sampled.logprobs, strict=False))
         news = self.scheduler.commit(plan, sampled.tokens)
         copies = self.scheduler.take_snapshots(plan)
@@ -172,7 +270,10 @@ class EngineCore:
 
     def _observe(self, plan: StepPlan, start: float) -> None:
         decodes = sum(1 for row in plan.rows if len(row.tokens) == 1)
-        ms = (time.perf_counter() - start) * 1000
+        # A step that was launched while another ran has not begun before that one was done.
+        now = self.clock()
+        ms = (now - max(start, self._last_read)) * 1000
+        self._last_read = now
         self.scheduler.speed.observe(plan.num_tokens - decodes, decodes, ms)
 
     def _output(self, item: News, logprob: object | None) -> Output:
@@ -196,6 +297,7 @@ class EngineCore:
         for request in self.scheduler.expired():
             self._forget(request.request_id)
             outputs.append(Output(request.request_id, (), "deadline", cached_tokens=max(request.first_cached, 0)))
+        self._drop_window()
         return outputs
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
@@ -207,4 +309,5 @@ class EngineCore:
             if self.scheduler.drop(row.request_id) is not None:
                 self._forget(row.request_id)
                 outputs.append(Output(row.request_id, (), "error", error=refusal))
+        self._drop_window()
         return outputs

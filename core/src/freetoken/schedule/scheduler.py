@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field, frozen
 
 from freetoken.kv.manager import CacheManager, StateCopy
-from freetoken.run.step_plan import SamplingRow, StepPlan, StepRow
+from freetoken.run.step_plan import SamplingRow, StepPlan, StepRow, WindowPlan
 from freetoken.schedule.prefill_budget import StepSpeed, prefill_budget
 from freetoken.schedule.request import ScheduledRequest
 
@@ -26,6 +26,7 @@ class SchedulerLimits:
     max_context_tokens: int
     max_gap_ms: float
     page_tokens: int
+    max_window_tokens: int = 0  # of a prompt that passes the layers in windows; 0: none does
 
 
 @frozen(eq=False)
@@ -48,6 +49,7 @@ class Scheduler:
     waiting: deque[ScheduledRequest] = field(factory=deque)
     running: list[ScheduledRequest] = field(factory=list)
     preemptions: int = 0
+    window: ScheduledRequest | None = None  # whose chunks are on their way through the layers, step by step
     _by_id: dict[str, ScheduledRequest] = field(factory=dict)
     _lanes: list[int] = field(factory=list)
     _admitted: list[ScheduledRequest] = field(factory=list)
@@ -95,18 +97,60 @@ class Scheduler:
         budget = prefill_budget(limits.max_step_tokens, decodes, self.speed, limits.max_gap_ms, limits.page_tokens)
         copies: list[StateCopy] = []
         for request in [r for r in self.running if not r.decoding and r.todo > 0 and not r.snapshot_due]:
-            budget -= self._chunk(request, budget, rows)
+            if not self._in_windows(request):
+                budget -= self._chunk(request, budget, rows)
         while budget > 0 and self.waiting and self._lanes:
             request = self.waiting[0]
             if not self._admit(request, copies):
                 break
-            budget -= self._chunk(request, budget, rows)
+            if not self._in_windows(request):
+                budget -= self._chunk(request, budget, rows)
         return StepPlan(tuple(rows), tuple(copies)) if rows else None
+
+    def next_window(self) -> WindowPlan | None:
+        """Chunks of the first prompt that is longer than a step; call ``close_window`` when they are computed.
+
+        Until then the request takes part in no other step. A window ends where a snapshot is due.
+        """
+        wishes = (r for r in self.running if self._in_windows(r) and not r.snapshot_due)
+        request = next(wishes, None) if self.window is None else None
+        if request is None or request.cache is None:
+            return None
+        start = request.scheduled
+        end = min(start + self.limits.max_window_tokens, request.length)
+        points = self._snapshot_points(request, end)
+        if points:
+            end = points[0]
+            request.snapshot_due = True
+        restore = request.cache.restore if start == request.cache.cached_tokens else None
+        step = self.limits.max_step_tokens
+        chunks = [self._row(request, min(at + step, end)) for at in range(start, end, step)]
+        self.window = request
+        return WindowPlan(tuple(chunks), () if restore is None else (restore,))
+
+    def close_window(self) -> None:
+        """The window is computed: its request goes on in ordinary steps."""
+        self.window = None
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether some request could use a step between two layers of the window."""
+        others = any(r is not self.window and r.todo > 0 for r in self.running)
+        return others or bool(self.waiting and self._lanes)
+
+    def _in_windows(self, request: ScheduledRequest) -> bool:
+        """Whether the request is in a window, or waits for one."""
+        limits = self.limits
+        if request is self.window:
+            return True
+        long = request.todo > limits.max_step_tokens and limits.max_window_tokens > limits.max_step_tokens
+        return long and not request.decoding and request.unread == 0
 
     def _decode_rows(self) -> list[StepRow]:
         rows: list[StepRow] = []
         for request in list(self.running):
-            if request.lane < 0 or not request.decoding or request.will_end or request.snapshot_due:
+            waits = request.will_end or request.snapshot_due or request is self.window
+            if request.lane < 0 or not request.decoding or waits:
                 continue
             if self._reserve_or_preempt(request):
                 rows.append(self._row(request, request.scheduled + 1))
@@ -117,7 +161,7 @@ class Scheduler:
         """Pages for one more token, taking them from the youngest request if need be."""
         assert request.cache is not None
         while not self.cache.reserve(request.cache, request.scheduled + 1):
-            victims = [r for r in self.running if r.unread == 0 and not r.snapshot_due]
+            victims = [r for r in self.running if r.unread == 0 and not r.snapshot_due and r is not self.window]
             if len(victims) < len(self.running):
                 return False  # read the step in flight first: its tokens must not be lost
             victim = victims[-1]
@@ -148,7 +192,7 @@ class Scheduler:
         if request.first_cached < 0:
             request.first_cached = seq.cached_tokens
             self._admitted.append(request)
-        if seq.restore is not None:
+        if seq.restore is not None and not self._in_windows(request):
             copies.append(seq.restore)
         return True
 
@@ -193,8 +237,7 @@ class Scheduler:
             else None,
         )
         request.scheduled = end
-        if last:
-            request.unread = 1
+        request.unread += last
         return row
 
     def take_admitted(self) -> list[ScheduledRequest]:
@@ -210,13 +253,20 @@ class Scheduler:
         news = []
         for row in plan.rows:
             token = next(drawn) if row.sample is not None else None
-            request = self._by_id.get(row.request_id)
-            if request is None or request.lane != row.lane or request.cache is None:
-                continue  # dropped while the step ran
+            request = self._owner(row)
+            if request is None:
+                continue  # dropped or preempted while the step ran
             item = self._commit_row(request, row, token)
             if item is not None:
                 news.append(item)
         return news
+
+    def _owner(self, row: StepRow) -> ScheduledRequest | None:
+        """The request ``row`` was made for, if it still runs on the same pages."""
+        request = self._by_id.get(row.request_id)
+        if request is None or request.cache is None or request.cache.pages is not row.pages:
+            return None
+        return request
 
     def _commit_row(self, request: ScheduledRequest, row: StepRow, token: int | None) -> News | None:
         assert request.cache is not None
@@ -224,7 +274,7 @@ class Scheduler:
             self.cache.publish(request.cache, request.tokens[: row.context_tokens])
         if token is None:
             return None
-        request.unread = 0
+        request.unread -= 1
         request.tokens.append(token)
         finish = self._finish(request, token)
         if finish:
@@ -244,9 +294,11 @@ class Scheduler:
         """Copies to make now, before the next step, of states that are worth keeping; then ``confirm`` each."""
         copies = []
         for row in plan.rows:
-            request = self._by_id.get(row.request_id)
-            if request is None or not request.snapshot_due or request.cache is None:
+            request = self._owner(row)
+            if request is None or request.cache is None or not request.snapshot_due:
                 continue
+            if row.context_tokens != request.scheduled:
+                continue  # an earlier chunk: the one that ends at the snapshot's point is in flight
             request.snapshot_due = False
             copy = self.cache.snapshot(request.cache, request.tokens[: row.context_tokens])
             if copy is not None:
@@ -255,6 +307,8 @@ class Scheduler:
 
     def _release(self, request: ScheduledRequest) -> None:
         assert request.cache is not None
+        if request is self.window:
+            self.window = None
         self.cache.close(request.cache)
         self._lanes.append(request.lane)
         request.cache, request.lane, request.scheduled = None, -1, 0

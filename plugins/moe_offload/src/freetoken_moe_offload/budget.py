@@ -7,6 +7,7 @@ computed in passes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from attrs import frozen
@@ -175,16 +176,16 @@ def _decide_total(
     if total < least:
         raise RefusedPlan(
             f"--moe-strategy {NAME}" if options.memory_bytes is None else why,
-            f"the fewest slots, {least}, take {format_bytes(takes(least))}; {format_bytes(max(allowed, 0))} may be taken",
+            f"the fewest slots, {least}, take {format_bytes(takes(least))}; {format_bytes(max(allowed, 0))} may be"
+            " taken",
             "lower --max-seq-len, --kv-tokens, --max-prefill-tokens or --moe-offload-window-tokens, or raise"
             " --memory-ratio or --device-memory-bytes",
         )
     return total, why
 
 
-def _most(takes: object, least: int, every: int, room: int) -> int:
+def _most(takes: Callable[[int], int], least: int, every: int, room: int) -> int:
     """The largest number of slots from ``least`` to ``every`` that fits; ``least − 1`` when not even that does."""
-    assert callable(takes)
     low, high = least - 1, every
     while low < high:
         middle = (low + high + 1) // 2

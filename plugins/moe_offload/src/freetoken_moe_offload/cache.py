@@ -13,6 +13,7 @@ from freetoken.plugin.protocols import Bank
 from freetoken.vocab.errors import EngineError
 from freetoken.vocab.hardware import Device
 from freetoken_moe_offload.budget import Group
+from freetoken_moe_offload.device_index import KernelFetch, KernelIndex
 from freetoken_moe_offload.host import HostLayer
 from freetoken_moe_offload.index import COUNTERS, HEADER, IndexState, TorchIndex, fill, make_state, pretend
 from freetoken_moe_offload.launches import Shape, half_life
@@ -42,8 +43,11 @@ class SlotCache:
         pretend(self._scratch)
         self.rehearsing = False
         shape = Shape(group.experts, slots, policy != "lru", half_life(rows))
-        self._host_index = TorchIndex(shape.decay, shape.half_life)
-        self._index, self._fetch = _kernels(group, shape, device) or (self._host_index, None)
+        self._index: TorchIndex | KernelIndex = TorchIndex(shape.decay, shape.half_life)
+        self._fetch: KernelFetch | None = None
+        if self._on_gpu:
+            self._index = KernelIndex(shape)
+            self._fetch = KernelFetch(group.layout, shape.room, device.multiprocessors, timed=True)
         self._stream = torch.cuda.Stream(place) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._stalls = _StallClock(self._on_gpu)
         # The experts that the slots start with: as many of each layer, the first rows get what is over.
@@ -147,15 +151,6 @@ class SlotCache:
         return list(owner)
 
 
-def _kernels(group: Group, shape: Shape, device: Device) -> tuple[object, object] | None:
-    """The look-up and the fetch by kernels; ``None`` where there are none to launch."""
-    if device.kind != "cuda":
-        return None
-    from freetoken_moe_offload.device_index import KernelFetch, KernelIndex
-
-    return KernelIndex(shape), KernelFetch(group.layout, shape.room, device.multiprocessors, timed=True)
-
-
 class _StallClock:
     """Sums up how long computing waits for copies: on a GPU from the moment it could go on until they are done."""
 
@@ -182,7 +177,11 @@ class _StallClock:
 
     def total_ms(self) -> float:
         """Of all copies that are done. Those of a prompt overlap its later chunks: this is an upper bound."""
-        done = [pair for pair in self._open if pair[1].query()]
-        self._open = [pair for pair in self._open if pair not in done]
-        self._total_ms += sum(begin.elapsed_time(end) for begin, end in done)
+        still = []
+        for begin, end in self._open:
+            if end.query():  # type: ignore[no-untyped-call]
+                self._total_ms += begin.elapsed_time(end)
+            else:
+                still.append((begin, end))
+        self._open = still
         return self._total_ms

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class KernelIndex:
     """``index.TorchIndex`` by kernels: same arguments, same results, no host synchronisation."""
 
-    capturable = True
-
     def __init__(self, shape: launches.Shape) -> None:
         self._shape = shape
         self._mark = memoised(launches.mark)
@@ -37,12 +35,8 @@ class KernelIndex:
         marked = pairs > launches.MARK_PAIRS or first > 0 or not final
         if marked and first == 0:
             self._mark(pairs)(experts, state.wanted)
-        self._select(pairs, row, first, marked)(
-            experts, state.wanted, state.slot_of, state.kind, state.target, lists
-        )
-        self._place(row, keep)(
-            state.owner, state.last, state.used, state.clock, state.kind, state.target, lists
-        )
+        self._select(pairs, row, first, marked)(experts, state.wanted, state.slot_of, state.kind, state.target, lists)
+        self._place(row, keep)(state.owner, state.last, state.used, state.clock, state.kind, state.target, lists)
         out = torch.empty_like(experts)
         self._settle(pairs, row, touch, final, cause)(
             experts, out, state.owner, state.slot_of, state.last, state.used, state.clock, state.wanted, state.kind,
@@ -56,8 +50,7 @@ class KernelFetch:
 
     def __init__(self, layout: tuple[BankPart, ...], room: int, multiprocessors: int, timed: bool) -> None:
         self._parts = [
-            (part, launches.word(part), memoised(launches.fetch)(part, room, multiprocessors, timed))
-            for part in layout
+            (part, launches.word(part), memoised(launches.fetch)(part, room, multiprocessors, timed)) for part in layout
         ]
 
     def run(self, state: IndexState, host: Mapping[str, Tensor], bank: Mapping[str, Tensor]) -> None:

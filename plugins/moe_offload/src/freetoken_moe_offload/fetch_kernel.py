@@ -1,5 +1,8 @@
 """Experts out of pinned host memory into their slots, by programs that read the host's memory over the bus."""
 
+# mypy: ignore-errors
+# Triton's language has no types that mypy could check.
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
@@ -7,8 +10,14 @@ from triton.language.extra.cuda import globaltimer
 
 @triton.jit(do_not_specialize=["room"])
 def fetch_kernel(
-    host, bank, lists, counters, room,
-    WORDS: tl.constexpr, BLOCK: tl.constexpr, TIMED: tl.constexpr,
+    host,
+    bank,
+    lists,
+    counters,
+    room,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TIMED: tl.constexpr,
 ):
     """Programs share out blocks of ``BLOCK`` words of all experts to fetch; how many there are stands on the device.
 
@@ -32,6 +41,6 @@ def fetch_kernel(
             inside = start + within < WORDS
             words = tl.load(host + expert * WORDS + start + within, mask=inside, eviction_policy="evict_first")
             tl.store(bank + slot * WORDS + start + within, words, mask=inside)
-    if TIMED:
+    if TIMED:  # noqa: SIM102 - this condition is the compiler's, the inner one the device's
         if tl.program_id(0) == 0:
             tl.store(counters + 4, tl.load(counters + 4) + globaltimer() - begin)

@@ -103,4 +103,3 @@ class Pinner:
                         self._refusals.append((layer, reason))
         except BaseException as error:
             self._error = error
-

@@ -186,8 +186,6 @@ def settle(
 class TorchIndex:
     """The look-up in torch: on a CPU, and wherever the kernels cannot run."""
 
-    capturable = False
-
     def __init__(self, decay: bool, half_life: int) -> None:
         self._decay = decay
         self._half_life = half_life

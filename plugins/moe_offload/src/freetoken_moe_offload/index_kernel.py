@@ -1,8 +1,11 @@
 """The look-up of slots on the device: the arithmetic of ``index``, without a word to the host.
 
-Kernels of one look-up run in order: ``mark`` (where there are many pairs), ``select``, ``place``, ``settle``. No program
-reads what another of the same launch writes.
+Kernels of one look-up run in order: ``mark`` (where there are many pairs), ``select``, ``place``, ``settle``. No
+program reads what another of the same launch writes.
 """
+
+# mypy: ignore-errors
+# Triton's language has no types that mypy could check.
 
 import triton
 import triton.language as tl
@@ -19,8 +22,20 @@ def mark_kernel(experts, wanted, pairs, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["row", "first", "slots", "pairs"])
 def select_kernel(
-    experts, wanted, slot_of, kind, target, lists, row, first, slots, pairs,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, MARKED: tl.constexpr,
+    experts,
+    wanted,
+    slot_of,
+    kind,
+    target,
+    lists,
+    row,
+    first,
+    slots,
+    pairs,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    MARKED: tl.constexpr,
 ):
     """One program: hits and misses among the wanted experts number ``first`` … ``first + slots − 1``."""
     e = tl.arange(0, BLOCK_E)
@@ -49,8 +64,18 @@ def select_kernel(
 
 @triton.jit
 def leaving_order(
-    s, slots, owner, last, used, kind, now, row,
-    E: tl.constexpr, KEEP: tl.constexpr, DECAY: tl.constexpr, HALF_LIFE: tl.constexpr,
+    s,
+    slots,
+    owner,
+    last,
+    used,
+    kind,
+    now,
+    row,
+    E: tl.constexpr,
+    KEEP: tl.constexpr,
+    DECAY: tl.constexpr,
+    HALF_LIFE: tl.constexpr,
 ):
     """Keys [B] int64 of slots ``s``, and whether each may be taken; see ``index.eviction_keys``."""
     inside = s < slots
@@ -71,9 +96,22 @@ def leaving_order(
 
 @triton.jit(do_not_specialize=["row", "slots", "room"])
 def place_kernel(
-    owner, last, used, clock, kind, target, lists, row, slots, room,
-    E: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_ALL: tl.constexpr,
-    KEEP: tl.constexpr, DECAY: tl.constexpr, HALF_LIFE: tl.constexpr,
+    owner,
+    last,
+    used,
+    clock,
+    kind,
+    target,
+    lists,
+    row,
+    slots,
+    room,
+    E: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_ALL: tl.constexpr,
+    KEEP: tl.constexpr,
+    DECAY: tl.constexpr,
+    HALF_LIFE: tl.constexpr,
 ):
     """Program (block of slots): a slot that fewer than ``misses`` others precede takes the miss of that number."""
     misses = tl.load(lists)
@@ -96,9 +134,28 @@ def place_kernel(
 
 @triton.jit(do_not_specialize=["row", "pairs", "room", "touch", "final", "cause"])
 def settle_kernel(
-    experts, slots_out, owner, slot_of, last, used, clock, wanted, kind, target, lists, counters,
-    row, pairs, room, touch, final, cause,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, HALF_LIFE: tl.constexpr,
+    experts,
+    slots_out,
+    owner,
+    slot_of,
+    last,
+    used,
+    clock,
+    wanted,
+    kind,
+    target,
+    lists,
+    counters,
+    row,
+    pairs,
+    room,
+    touch,
+    final,
+    cause,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF_LIFE: tl.constexpr,
 ):
     """Program (block of pairs): routed experts to slots; the first also writes owners, uses and counters."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 from freetoken.plugin.protocols import BankPart, MoESetup
@@ -46,7 +48,7 @@ def half_life(layers: int) -> int:
     return (128 * layers - 1).bit_length()
 
 
-def _index(name: str, args: tuple[tuple[str, LaunchArg], ...], constexprs: dict[str, object], programs: int,
+def _index(name: str, args: tuple[tuple[str, LaunchArg], ...], constexprs: Mapping[str, object], programs: int,
            num_warps: int = 4) -> TritonLaunch:  # fmt: skip
     return TritonLaunch(INDEX + name, args, tuple(constexprs.items()), (programs, 1, 1), num_warps, 1)
 
@@ -82,11 +84,11 @@ def place(shape: Shape, row: int, keep: bool) -> TritonLaunch:
 
 def settle(shape: Shape, pairs: int, row: int, touch: bool, final: bool, cause: int) -> TritonLaunch:
     """Write the look-up down and translate the routed pairs."""
-    tensors = ("experts", "slots_out", "owner", "slot_of")
     args = (
-        *((name, _I32) for name in tensors), ("last", _I64), ("used", _I32), ("clock", _I64), ("wanted", _I32),
-        ("kind", _I32), ("target", _I32), ("lists", _I32), ("counters", _I64), ("row", row), ("pairs", pairs),
-        ("room", shape.room), ("touch", int(touch)), ("final", int(final)), ("cause", cause),
+        ("experts", _I32), ("slots_out", _I32), ("owner", _I32), ("slot_of", _I32), ("last", _I64), ("used", _I32),
+        ("clock", _I64), ("wanted", _I32), ("kind", _I32), ("target", _I32), ("lists", _I32), ("counters", _I64),
+        ("row", row), ("pairs", pairs), ("room", shape.room), ("touch", int(touch)), ("final", int(final)),
+        ("cause", cause),
     )  # fmt: skip
     constexprs = {"E": shape.experts, "BLOCK_E": shape.block, "BLOCK": BLOCK_PAIRS, "HALF_LIFE": shape.half_life}
     return _index("settle_kernel", args, constexprs, ceil_div(pairs, BLOCK_PAIRS))
@@ -123,34 +125,39 @@ def look_up(
     return (mark(pairs), *steps) if marked and first == 0 else steps
 
 
-def passes(shape: Shape, pairs: int) -> int:
+def passes(pairs: int, experts: int, slots: int) -> int:
     """Into how many passes a step of ``pairs`` routed pairs falls, so that each needs no more slots than there are."""
-    return max(1, ceil_div(min(pairs, shape.experts), shape.slots))
+    return max(1, ceil_div(min(pairs, experts), slots))
 
 
-def launches(setup: MoESetup) -> Launches:
-    """The launch space of the strategy as ``setup`` sizes it. Groups beyond the first come in as further launches."""
-    sizes = decide(setup)
-    options = setup.options if isinstance(setup.options, OffloadOptions) else OffloadOptions()
-    shapes = tuple(
-        Shape(group.experts, slots, options.policy != "lru", half_life(len(group.layers)))
-        for group, slots in zip(sizes.groups, sizes.slots, strict=True)
-    )
-    top_k = setup.shape.top_k
+@frozen
+class StepLaunches:
+    """The launch function of a sized strategy: one layer of each group of like layers, at a step."""
 
-    def of_step(point: StepPoint, _: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
+    groups: tuple[tuple[Shape, tuple[BankPart, ...]], ...]
+    top_k: int
+
+    def __call__(self, point: StepPoint, _: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
         if device.kind == "cpu":
             return ()
-        pairs, decode = point.tokens * top_k, point.max_query == 1
+        pairs, decode = point.tokens * self.top_k, point.max_query == 1
         found: list[TritonLaunch] = []
-        for shape, group in zip(shapes, sizes.groups, strict=True):
-            count = passes(shape, pairs)
+        for shape, layout in self.groups:
+            count = passes(pairs, shape.experts, shape.slots)
             for number in range(count):
                 first, final = number * shape.slots, number == count - 1
                 found += look_up(shape, pairs, 0, first, decode, final, not decode, 0 if decode else 1)
                 if decode:
-                    found += [fetch(part, shape.room, device.multiprocessors, True) for part in group.layout]
+                    found += [fetch(part, shape.room, device.multiprocessors, True) for part in layout]
         return tuple(found)
 
-    return of_step
 
+def launches(setup: MoESetup) -> Launches:
+    """The launch space of the strategy as ``setup`` sizes it."""
+    sizes = decide(setup)
+    options = setup.options if isinstance(setup.options, OffloadOptions) else OffloadOptions()
+    groups = tuple(
+        (Shape(group.experts, slots, options.policy != "lru", half_life(len(group.layers))), group.layout)
+        for group, slots in zip(sizes.groups, sizes.slots, strict=True)
+    )
+    return StepLaunches(groups, setup.shape.top_k)

@@ -39,4 +39,5 @@ def freetoken_moe_strategies() -> tuple[MoEStrategySpec, ...]:
 
 @hookimpl
 def freetoken_options() -> tuple[OptionsSpec, ...]:
-    return (OptionsSpec("moe-offload", OffloadOptions, "where experts lie when they do not all fit the device"),)
+    summary = "where experts lie when they do not all fit the device"
+    return (OptionsSpec(owner="moe-offload", cls=OffloadOptions, summary=summary),)

@@ -16,7 +16,7 @@ from freetoken.vocab.errors import CheckpointError, EngineError
 from freetoken_moe_offload.budget import decide
 from freetoken_moe_offload.cache import DECODE, PREFILL, SlotCache
 from freetoken_moe_offload.host import Pinner
-from freetoken_moe_offload.launches import passes, Shape
+from freetoken_moe_offload.launches import passes
 from freetoken_moe_offload.options import OffloadOptions
 
 CAUSES = ("decode", "prefill")
@@ -51,9 +51,7 @@ class OffloadExperts:
             SlotCache(group, slots, setup.device, options.policy)
             for group, slots in zip(sizes.groups, sizes.slots, strict=True)
         ]
-        self._where = {
-            layer: (cache, row) for cache in self._caches for row, layer in enumerate(cache.group.layers)
-        }
+        self._where = {layer: (cache, row) for cache in self._caches for row, layer in enumerate(cache.group.layers)}
         self._pinner = Pinner(torch.device(setup.device.torch_name)) if setup.device.kind == "cuda" else None
         self._accepted: dict[int, set[int]] = {layer: set() for layer in self._layers}
         self._filled_bytes = 0
@@ -118,7 +116,7 @@ class OffloadExperts:
         self._settle_others(layer, cache)
         cause = self._causes[-1] if self._causes else DECODE
         step = _Open(layer, hidden, weights)
-        count = -(-min(experts.numel(), cache.group.experts) // cache.slots)
+        count = passes(experts.numel(), cache.group.experts, cache.slots)
         if count > 1:
             step.result = self._in_passes(step, cache, row, experts, cause, count)
         else:
@@ -139,7 +137,7 @@ class OffloadExperts:
     def hint(self, layer: int, experts: Tensor) -> None:
         """Fetches ahead, outside a rehearsal and while no other experts are waiting to be computed."""
         cache, row = self._where[layer]
-        if self._open or cache.rehearsing or min(experts.numel(), cache.group.experts) > cache.slots:
+        if self._open or cache.rehearsing or passes(experts.numel(), cache.group.experts, cache.slots) > 1:
             return
         cache.wait()
         cache.bring(row, experts, self._causes[-1] if self._causes else DECODE)
@@ -194,10 +192,8 @@ class OffloadExperts:
         cache.wait()
         step.result = call(step.hidden, step.weights, step.slots, cache.bank)
 
-    def _in_passes(
-        self, step: _Open, cache: SlotCache, row: int, experts: Tensor, cause: int, count: int
-    ) -> Tensor:
-        """More experts than slots: as many at a time as there are slots, the others with weight 0, summed in float32."""
+    def _in_passes(self, step: _Open, cache: SlotCache, row: int, experts: Tensor, cause: int, count: int) -> Tensor:
+        """More experts than slots: as many at a time as there are slots, others with weight 0, summed in float32."""
         call = self._layers[step.layer].call
         assert call is not None
         total = torch.zeros(step.hidden.shape, dtype=torch.float32, device=step.hidden.device)

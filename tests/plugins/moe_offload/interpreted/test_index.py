@@ -44,7 +44,13 @@ def test_kernels_equal_torch(layers: int, experts: int, slots: int, top_k: int, 
         row = rng.randrange(layers)
         passes = -(-min(routed.numel(), experts) // slots)
         for number in range(passes):
-            given = {"first": number * slots, "final": number == passes - 1, "touch": touch, "keep": keep, "cause": cause}
+            given = {
+                "first": number * slots,
+                "final": number == passes - 1,
+                "touch": touch,
+                "keep": keep,
+                "cause": cause,
+            }
             expected = torch_index.look_up(one, routed, row, **given)
             got = kernels.look_up(two, routed, row, **given)
             assert torch.equal(got, expected), f"step {step}, pass {number}"
