@@ -17,6 +17,7 @@ BUILTINS: Mapping[str, str] = {
     "family-qwen3-5-moe": "freetoken.models.qwen3_5_moe",
     "family-qwen3-moe": "freetoken.models.qwen3_moe",
     "family-qwen3-next": "freetoken.models.qwen3_next",
+    "kernels-cpu": "freetoken.builtin.kernels_cpu",
     "kernels-torch": "freetoken.builtin.kernels_torch",
     "moe-resident": "freetoken.builtin.moe_resident",
     "warmup-none": "freetoken.builtin.warmup_none",
