@@ -21,6 +21,7 @@ from freetoken.config.facts import CheckpointFacts
 from freetoken.config.resolve import Inputs, Resolved, resolve
 from freetoken.memory.broker import DEVICE, claims_on, needed_bytes
 from freetoken.models import llama, mixtral, qwen3_next
+from freetoken.models.decoder import stored_parameters
 from freetoken.plugin.catalog import Catalog, Catalogs, Offer
 from freetoken.plugin.manager import build_plugins
 from freetoken.plugin.markers import ENTRY_POINT_GROUP
@@ -178,16 +179,23 @@ def test_a_kernel_that_was_asked_for() -> None:
 
 def test_a_kernel_of_another_name_lists_those_of_the_op() -> None:
     found = refusal(options=CoreOptions(kernel=("linear=nothing",)))
-    assert found.asked == "--kernel nothing"
-    assert "torch" in found.found
+    assert found.asked == "--kernel linear=nothing"
+    assert "linear=torch" in found.fix
+
+
+def index_of(made: Inputs, format: str) -> CheckpointIndex:
+    """The index of a checkpoint that holds what the Llama family wants, matrices in ``format``."""
+    spec = llama.FAMILY.read_config(made.facts.config, "float32")
+    pieces = [piece for parameter in stored_parameters(spec) for piece in parameter.pieces]
+    kinds = {1: "float32", 2: format}
+    infos = [TensorInfo(p.tensor, kinds[len(p.shape)], p.shape, 1, "f.gguf") for p in pieces]
+    return CheckpointIndex("gguf", {info.name: info for info in infos})
 
 
 def test_weight_formats_reach_the_kernels() -> None:
     """A slot's stored format is in the shape that a kernel is picked for."""
     made = inputs()
-    slots = llama.FAMILY.weights(llama.FAMILY.read_config(made.facts.config, "float32"), made.facts.index)
-    wide = {s.tensor: TensorInfo(s.tensor, "gguf.q8_0", (1, 1), 1, "f.gguf") for slot in slots for s in slot.sources}
-    found = resolve(evolve(made, facts=evolve(made.facts, index=CheckpointIndex("gguf", wide))))
+    found = resolve(evolve(made, facts=evolve(made.facts, index=index_of(made, "gguf.q8_0"))))
     assert isinstance(found, Resolved)
     formats = {k.shape.formats for k in found.plan.kernels if k.shape.op in ("linear", "embedding")}
     assert formats == {("gguf.q8_0",)}
@@ -199,6 +207,16 @@ def test_a_tensor_the_files_lack_is_refused_by_its_name() -> None:
     assert isinstance(found, Refusal)
     assert "models/tiny: model." in found.asked
     assert "the files do not hold this tensor" in found.found
+
+
+def test_tensors_of_another_shape_are_refused_before_anything_is_loaded() -> None:
+    made = inputs()
+    index = index_of(made, "float32")
+    norm = evolve(index.tensors["model.norm.weight"], shape=(64,))
+    wrong = CheckpointIndex("gguf", {**index.tensors, norm.name: norm})
+    found = resolve(evolve(made, facts=evolve(made.facts, index=wrong)))
+    assert isinstance(found, Refusal)
+    assert "model.norm.weight in f.gguf gives [64], the configuration asks for [128]" in found.found
 
 
 def test_an_architecture_nobody_serves_lists_those_that_are_served() -> None:

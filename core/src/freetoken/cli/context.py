@@ -34,7 +34,10 @@ def build_context(argv: Sequence[str]) -> tuple[Context, argparse.ArgumentParser
     file, file_name = read_config_file(first.config or os.environ.get("FREETOKEN_CONFIG"))
     table_of_plugins = file.get("plugins", {})
     if not isinstance(table_of_plugins, dict):
-        raise OptionError(f"plugins = {table_of_plugins!r} in {file_name}", "it must be a section, [plugins]")
+        raise OptionError(
+            f"plugins = {table_of_plugins!r} in {file_name}", "it must be a section, [plugins]",
+            'write [plugins] and below it block = ["NAME"] or require = ["NAME"]',
+        )  # fmt: skip
     words = selection_words(first.plugin_words, os.environ.get("FREETOKEN_PLUGINS", ""), table_of_plugins)
     plugins = build_plugins(Selection.of(words), BUILTINS)
     commands = CommandGroup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from attrs import frozen
 
 from freetoken.config.sources import FlagValue, OptionTable, refuse_flag
 from freetoken.plugin.commands import Command
-from freetoken.plugin.options import OptionField
+from freetoken.plugin.options import CORE_OWNER, OptionField
 from freetoken.vocab.errors import UsageError
+from freetoken.vocab.units import format_bytes
 
 PROG = "freetoken"
 DESCRIPTION = "Serve open-weight language models on one machine; everything on the hot path is a plugin."
@@ -53,10 +55,16 @@ def build_parser(commands: Iterable[Command], table: OptionTable, version: str) 
         )
         command.configure(one)
         if command.engine_options:
+            one.usage = _short_usage(one)  # taken now: some forty options would follow
             _add_options(one, table)
         _add_selection(one)
         one.set_defaults(run_command=command, flag_values=[])
     return parser
+
+
+def _short_usage(parser: argparse.ArgumentParser) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", parser.format_usage())  # newer Pythons colour it
+    return f"{plain.removeprefix('usage: ').strip()} [options]".replace("%", "%%")
 
 
 def _add_options(parser: argparse.ArgumentParser, table: OptionTable) -> None:
@@ -64,7 +72,7 @@ def _add_options(parser: argparse.ArgumentParser, table: OptionTable) -> None:
     for option in table.fields:
         group = groups.get(option.owner)
         if group is None:
-            title = "options" if option.owner == "core" else f"options of {option.owner}"
+            title = "engine and server" if option.owner == CORE_OWNER else f"plugin {option.owner}"
             group = groups[option.owner] = parser.add_argument_group(title)
         _add_option(group, option)
 
@@ -80,8 +88,9 @@ def _add_option(group: Any, option: OptionField) -> None:
                 negative, action=_Given, nargs=0, option=option, raw=False, dest="flag_values", help=argparse.SUPPRESS
             )
         else:
-            metavar = "{" + ",".join(option.meta.choices) + "}" if option.meta.choices else _metavar(option)
-            group.add_argument(flag, action=_Given, option=option, dest="flag_values", metavar=metavar, help=shown)
+            group.add_argument(
+                flag, action=_Given, option=option, dest="flag_values", metavar=_metavar(option), help=shown
+            )
 
 
 class _Given(argparse.Action):
@@ -101,17 +110,25 @@ class _Given(argparse.Action):
 
 
 def _metavar(option: OptionField) -> str:
+    """What stands for the value: as told, the choices, the unit, a number's letter, or the option's last word."""
+    if option.meta.metavar:
+        return option.meta.metavar
+    if option.meta.choices:
+        return "{" + ",".join(option.meta.choices) + "}"
     if option.meta.unit:
-        return option.meta.unit.upper()
-    kind = getattr(option.base_type, "__name__", "VALUE")
-    return {"int": "N", "float": "X", "str": "NAME", "tuple": "OP=NAME"}.get(kind, "VALUE")
+        return {"bytes": "SIZE"}.get(option.meta.unit, option.meta.unit.upper())
+    letters: dict[object, str] = {int: "N", float: "X"}
+    return letters.get(option.base_type, option.name.rpartition("_")[2].upper())
 
 
 def _help(option: OptionField) -> str:
-    text = option.meta.help.replace("%", "%%")
-    if option.default not in (None, (), "auto") and "default" not in text:
-        text += f" (default: {option.default})"
-    return text + (f" [--no-{option.flag[2:]} turns it off]" if option.base_type is bool and option.default else "")
+    text = option.meta.help
+    if option.base_type is bool:
+        text += f"; on by default, --no-{option.flag[2:]} turns it off" if option.default else ""
+    elif option.default not in (None, (), "auto") and "default" not in text:
+        shown = format_bytes(int(str(option.default))) if option.meta.unit == "bytes" else option.default
+        text += f" (default: {shown})"
+    return text.replace("%", "%%")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str], table: OptionTable) -> argparse.Namespace:

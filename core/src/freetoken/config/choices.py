@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from freetoken.plugin.catalog import Catalog, Catalogs, Offer
+from freetoken.plugin.catalog import Catalog, Catalogs, Offer, offer_key
 from freetoken.plugin.specs import Candidate
 from freetoken.vocab.availability import Availability
 from freetoken.vocab.errors import OptionError, RefusedPlan
@@ -63,10 +63,14 @@ def pick(
     return by_name[name].spec, Choice(kind.word, subject, name, because, notes)
 
 
-def _refuse_unknown(catalog: Catalog[Any], asked: str, known: Mapping[str, object]) -> None:
+def _refuse_unknown(catalog: Catalog[Any], asked: str, known: Mapping[str, Offer[Any]]) -> None:
     if catalog.names() == tuple(known):
         catalog.refuse(asked)
-    raise OptionError(f"{catalog.kind.option} {asked}", f"no such {catalog.kind.word}; known: {', '.join(known)}")
+    keys = [offer_key(offer.spec) for offer in known.values()]
+    prefix = keys[0].removesuffix(next(iter(known)))  # "rope=" of "rope=torch"
+    raise OptionError(
+        f"{catalog.kind.option} {prefix}{asked}", f"no such {catalog.kind.word}", f"use one of: {', '.join(keys)}"
+    )
 
 
 def _verdict(around: Surroundings, spec: Any, fits: Callable[[Any], Availability]) -> Availability:
@@ -113,8 +117,8 @@ def kernel_overrides(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         op, separator, name = word.partition("=")
         if not separator or not name:
-            raise OptionError(f"--kernel {word}", "it must read OP=NAME, for example rope=torch")
+            raise OptionError(f"--kernel {word}", "it does not read OP=NAME", "write for example --kernel rope=torch")
         if op not in OPS:
-            raise OptionError(f"--kernel {word}", f"no such op; ops are {', '.join(OPS)}")
+            raise OptionError(f"--kernel {word}", f"no op is called {op!r}", f"ops are {', '.join(OPS)}")
         overrides[op] = name
     return overrides

@@ -29,7 +29,9 @@ class CoreOptions:
     attention_backend: str = option("auto", help="attention backend, see `freetoken plugins`")
     moe_strategy: str = option("auto", help="where experts live, see `freetoken plugins`")
     warmup_policy: str = option("auto", help="warmup policy, see `freetoken plugins`")
-    kernel: tuple[str, ...] = option((), help="OP=NAME: use this kernel for an op; may be repeated", repeated=True)
+    kernel: tuple[str, ...] = option(
+        (), help="use the kernel NAME for an op; may be repeated", repeated=True, metavar="OP=NAME"
+    )
     cuda_graphs: bool = option(True, help="capture decode steps as CUDA graphs where the backend can")
     threads: int | None = option(None, help="compute threads on a CPU; default: the cores this process may use", low=1)
     load_format: str = option(

@@ -23,6 +23,7 @@ from freetoken.vocab.model_spec import ModelSpec
 from freetoken.vocab.ops import OPS, OpShape
 from freetoken.vocab.plan import Choice, Decision, KernelChoice, OptionValue, Plan, Refusal
 from freetoken.vocab.units import MIB, format_bytes
+from freetoken.weights.slots import check_slots
 
 RUNTIME_BYTES = 300 * MIB  # interpreter, libraries and, on a GPU, the context's own share
 DEFAULT_SNAPSHOTS = 16
@@ -68,6 +69,8 @@ def _resolve(inputs: Inputs) -> Resolved:
     family = find_family(inputs.catalogs.model_families, facts)
     spec = family.read_config(facts.config, dtype.value)
     needs = weight_needs(family, spec, facts, dtype.value)
+    formats = inputs.catalogs.weight_formats.names()
+    check_slots(facts.index, needs.slots, ignored=family.ignored_tensors, formats=formats)
     limits = decide_limits(options, spec, device)
 
     attention, page = _choose_attention(around, inputs, spec, dtype.value)

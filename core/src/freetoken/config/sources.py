@@ -155,14 +155,23 @@ def _refuse_key(key: str, table: OptionTable, file_name: str, records: Mapping[s
     asked = f"{key} in {file_name}"
     record = records.get(section)
     if record is not None and record.state != "active":
-        raise OptionError(asked, f"the plugin {section} is {record.state}: {record.reason or 'by your selection'}")
+        raise OptionError(
+            asked, f"the plugin {section} is {record.state}: {record.reason or 'by your selection'}",
+            f"take the section [{section}] out, or let the plugin load",
+        )  # fmt: skip
     if section:
         known = [k for k in table.by_key if k.startswith(f"{section}.")]
     else:
         known = [k for k in table.by_key if "." not in k]
     sections = sorted({k.partition(".")[0] for k in table.by_key if "." in k})
-    listed = ", ".join(known) if known else f"no such section; sections are: {', '.join(sections) or 'none'}"
-    raise OptionError(asked, f"unknown key; known: {listed}", _closest(key, table.by_key))
+    if section and not known:
+        raise OptionError(asked, f"no such section, and no plugin {section}", _sections(sections))
+    close = _closest(key, table.by_key) or "take it out, or see docs/options.md"
+    raise OptionError(asked, f"unknown key; known: {', '.join(known)}", close)
+
+
+def _sections(names: Iterable[str]) -> str:
+    return f"sections are: {', '.join(names) or 'none'}"
 
 
 def _unknown_variable(name: str, table: OptionTable) -> str:
@@ -196,6 +205,6 @@ def read_config_file(path: str | None) -> tuple[dict[str, object], str]:
     try:
         return tomllib.loads(target.read_text(encoding="utf-8")), str(target)
     except FileNotFoundError:
-        raise OptionError(f"--config {path}", "no such file") from None
+        raise OptionError(f"--config {path}", "no such file", "check the path, or leave --config out") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise OptionError(f"{target}", f"it cannot be read: {error}") from None
+        raise OptionError(f"{target}", f"it cannot be read: {error}", "correct it; it is TOML in UTF-8") from None

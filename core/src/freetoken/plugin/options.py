@@ -29,6 +29,7 @@ class OptionMeta:
     high: float | None = None
     aliases: tuple[str, ...] = ()
     repeated: bool = False
+    metavar: str = ""
 
 
 def option(
@@ -41,13 +42,15 @@ def option(
     high: float | None = None,
     aliases: tuple[str, ...] = (),
     repeated: bool = False,
+    metavar: str = "",
 ) -> Any:
     """A field of an option class.
 
     ``aliases`` are further spellings: with ``--`` in front a flag, in upper case an environment variable.
     ``unit="bytes"`` accepts ``"16 GiB"``. ``repeated`` (for ``tuple[str, ...]``) lets the flag be given several times.
+    ``metavar`` is what ``--help`` shows for the value, where unit, choices and name do not say it.
     """
-    meta = OptionMeta(help, unit, choices, low, high, aliases, repeated)
+    meta = OptionMeta(help, unit, choices, low, high, aliases, repeated, metavar)
     return attrs.field(default=default, metadata={_META: meta}, kw_only=True)
 
 
@@ -112,13 +115,19 @@ class OptionField:
         if value is None:
             return
         if self.meta.choices and value not in self.meta.choices:
-            raise OptionError(f"{origin} = {value!r}", f"{self.flag} takes {', '.join(self.meta.choices)}")
+            raise OptionError(f"{origin} = {value!r}", f"{self.flag} does not know this value", self._hint())
         low, high = self.meta.low, self.meta.high
         if isinstance(value, int | float) and not isinstance(value, bool):
             if low is not None and value < low:
-                raise OptionError(f"{origin} = {value}", f"{self.flag} must be at least {low:g}")
+                raise OptionError(f"{origin} = {value}", f"{self.flag} must be at least {low:g}", self._bounds())
             if high is not None and value > high:
-                raise OptionError(f"{origin} = {value}", f"{self.flag} must be at most {high:g}")
+                raise OptionError(f"{origin} = {value}", f"{self.flag} must be at most {high:g}", self._bounds())
+
+    def _bounds(self) -> str:
+        low, high = self.meta.low, self.meta.high
+        return f"give {self.flag} a value {f'from {low:g}' if low is not None else ''}" + (
+            f" to {high:g}" if high is not None else " on"
+        )
 
     def _hint(self) -> str:
         if self.meta.choices:

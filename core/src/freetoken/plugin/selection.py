@@ -37,7 +37,9 @@ def selection_words(flags: Iterable[str], variable: str, table: Mapping[str, obj
     unknown = set(table) - {"require", "block"}
     if unknown:
         raise OptionError(
-            f"[plugins] {', '.join(sorted(unknown))} in freetoken.toml", "the section takes require and block"
+            f"[plugins] {', '.join(sorted(unknown))} in freetoken.toml",
+            "the section takes require and block",
+            "an option of a plugin goes into a section of the plugin's own name",
         )
     words = [*_names(table, "require"), *(f"no:{n}" for n in _names(table, "block"))]
     words += [w for w in variable.split(",") if w.strip()]
@@ -49,5 +51,8 @@ def selection_words(flags: Iterable[str], variable: str, table: Mapping[str, obj
 def _names(table: Mapping[str, object], key: str) -> list[str]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(n, str) for n in value):
-        raise OptionError(f"[plugins] {key} = {value!r} in freetoken.toml", "it must be a list of plugin names")
+        raise OptionError(
+            f"[plugins] {key} = {value!r} in freetoken.toml", "it must be a list of plugin names",
+            f'write for example {key} = ["warmup-ladder"]',
+        )  # fmt: skip
     return value

@@ -84,12 +84,15 @@ class ChatTemplate:
             return self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
-                f"chat template {name!r}, line {error.lineno}", error.message or "it cannot be compiled"
+                f"chat template {name!r}, line {error.lineno}", error.message or "it cannot be compiled", _FIX_TEMPLATE
             ) from error
         except RecursionError as error:
-            raise CheckpointError(f"chat template {name!r}", "it is nested too deeply to be compiled") from error
+            raise CheckpointError(
+                f"chat template {name!r}", "it is nested too deeply to be compiled", _FIX_TEMPLATE
+            ) from error
 
 
+_FIX_TEMPLATE = "correct the checkpoint's chat template, or take it from where the model was published"
 _FIX_MESSAGES = "check roles, order and content of the messages against what the model's template takes"
 
 
