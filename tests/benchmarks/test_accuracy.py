@@ -46,7 +46,7 @@ def test_a_coin_against_a_loaded_one() -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_default_on_a_cpu_is_close_to_float32() -> None:
-    """Oracle: the reference kernels in float32. The floors are those of the full benchmark, over a part of its texts."""
+    """Oracle: the reference kernels in float32. The floors are the full benchmark's, over a part of its texts."""
     common = {"dtype": "float32", "device": "cpu", "max_seq_len": 256, "kv_tokens": 512, "prefix_cache": False,
               "warmup_policy": "none", "threads": 1}  # fmt: skip
     with freetoken.LLM("smollm2", **common) as fast:
