@@ -30,7 +30,7 @@ from rich.table import Table
 from freetoken.serve.bench.chat import ChatServer, Exchange
 from freetoken.serve.bench.figures import Spread, median, percentile
 from freetoken.serve.bench.http import Address
-from freetoken.serve.worker import _Loop
+from freetoken.serve.worker_loop import WorkerLoop
 from freetoken.vocab.sampling import SamplingParams
 
 PROMPT_TOKENS = 200
@@ -115,7 +115,7 @@ def measure_engine(streams: int, tokens: int, profile: bool = False, overlap: bo
 
 def _measure_engine(conn: Connection, start: NullStart, tokens: int, profile: bool) -> EngineCost:
     core, _ = null_core(start)
-    loop = _Loop(conn, null_running(core))
+    loop = WorkerLoop(conn, null_running(core))
     launch, step, send = _Clock(core.engine.launch), _Clock(core.step), _Clock(loop._send)
     core.engine.launch = launch  # type: ignore[method-assign]
     params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=tokens, ignore_eos=True)

@@ -26,7 +26,7 @@ from freetoken.serve.supervisor import Supervisor
 from freetoken.serve.text import ChatTemplate, TextTokenizer
 from freetoken.serve.text.token_bytes import byte_level
 from freetoken.serve.text.tokenizer_parts import TokenizerParts
-from freetoken.serve.worker import _Loop
+from freetoken.serve.worker_loop import WorkerLoop
 from freetoken.testing.tiny_tokenizer import END_OF_TURN, tiny_tokenizer
 
 VOCAB = 256
@@ -92,7 +92,7 @@ def null_worker(conn: Connection, start: object) -> None:
     core, _ = null_core(start)
     kv_tokens = core.cache.num_pages * PAGE_TOKENS
     conn.send(Ready("null", start.max_seq_tokens, start.streams, kv_tokens, VOCAB, 0.0))
-    _Loop(conn, null_running(core)).run()
+    WorkerLoop(conn, null_running(core)).run()
 
 
 def null_http(control: Connection, start: NullStart) -> None:

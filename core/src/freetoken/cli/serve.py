@@ -10,12 +10,14 @@ from freetoken.cli.progress import StartProgress
 from freetoken.config.engine_options import CoreOptions
 from freetoken.config.facts import find_family
 from freetoken.plugin.commands import CommandContext
+from freetoken.serve.client import spawn_engine
 from freetoken.serve.http.server import bind_socket, serve_http
 from freetoken.serve.http.services import Services
 from freetoken.serve.limits import ServerLimits
 from freetoken.serve.start import checkpoint_facts, open_model
 from freetoken.serve.supervisor import Supervisor
 from freetoken.serve.text_side import text_side
+from freetoken.serve.worker import LOG_FORMAT
 
 WORKER = "freetoken.serve.worker:worker_main"
 
@@ -25,14 +27,19 @@ def serve(context: CommandContext) -> int:
     start = engine_start(context)
     options = start.options
     sock = bind_socket(options.host, options.port)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     with open_model(start, context.plugins) as checkpoint:
         family = find_family(context.plugins.catalogs.model_families, checkpoint_facts(checkpoint, start.short_name))
-        text = text_side(checkpoint, family)
+        engine = spawn_engine(WORKER, start)  # it imports torch and plans while the tokenizer is made here
+        try:
+            text = text_side(checkpoint, family)
+        except BaseException:
+            engine.kill()
+            raise
     name = options.served_model_name or start.short_name
     host, port = sock.getsockname()[:2]
     progress = StartProgress(sys.stderr, name, f"http://{host}:{port}")
-    supervisor = Supervisor(WORKER, start, on_status=progress.show)
+    supervisor = Supervisor(WORKER, start, on_status=progress.show, spawned=engine)
     services = Services(
         engine=supervisor,
         tokenizer=text.tokenizer,

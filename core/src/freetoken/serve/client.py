@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 
+from attrs import frozen
+
 from freetoken.serve.child import WorkerTarget, run_worker
 from freetoken.serve.messages import (
     Abort,
@@ -51,6 +53,32 @@ class RequestRefused(FreeTokenError):
     def __init__(self, status: int, refusal: Refusal) -> None:
         super().__init__(refusal.asked, refusal.found, refusal.fix)
         self.status = status
+
+
+@frozen(eq=False)
+class EngineProcess:
+    """A spawned engine process and our end of its pipe."""
+
+    process: multiprocessing.process.BaseProcess
+    conn: Connection
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def spawn_engine(target: WorkerTarget, start: object) -> EngineProcess:
+    """Start the process. Call from a thread that lives as long as the program: on Linux the death signal of the child
+    follows the thread that started it. What it says before a client takes it over waits in the pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=True)
+    process = context.Process(target=run_worker, args=(target, theirs, start, os.getpid()), name="freetoken-engine")
+    try:
+        process.start()
+    finally:
+        theirs.close()  # so that the child's death is the end of file here
+    launched = EngineProcess(process, ours)
+    atexit.register(process.kill)  # multiprocessing's own exit handler would wait for the child for ever
+    return launched
 
 
 class EngineClient:
@@ -90,21 +118,11 @@ class EngineClient:
     def alive(self) -> bool:
         return self._process is not None and not self._over
 
-    def launch(self) -> None:
-        """Start the process and the three threads. Call from a thread that lives as long as the program: on Linux the
-        death signal of the child follows the thread that started it."""
+    def launch(self, spawned: EngineProcess | None = None) -> None:
+        """Start the three threads around ``spawned``, or around a process of its own (see ``spawn_engine``)."""
         self._loop = asyncio.get_running_loop()
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=True)
-        process = context.Process(
-            target=run_worker, args=(self._target, theirs, self._start, os.getpid()), name="freetoken-engine"
-        )
-        try:
-            process.start()
-        finally:
-            theirs.close()  # so that the child's death is the end of file here
-        self._process, self._conn = process, ours
-        atexit.register(self.kill)  # multiprocessing's own exit handler would wait for the child for ever
+        engine = spawned if spawned is not None else spawn_engine(self._target, self._start)
+        self._process, self._conn = engine.process, engine.conn
         for name, run in (("reader", self._read), ("writer", self._write), ("watcher", self._watch)):
             threading.Thread(target=run, name=f"engine-{name}", daemon=True).start()
 

@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from freetoken.builtin import BUILTINS
 from freetoken.config.engine_options import CoreOptions
 from freetoken.config.explain import broken_candidates, choices_summary
-from freetoken.memory.hardware import probe_hardware
-from freetoken.plugin.manager import Plugins, build_plugins
+from freetoken.plugin.manager import Plugins
 from freetoken.run.build import BuiltEngine, build_engine
 from freetoken.run.warmup_memory import WarmupMemory
 from freetoken.schedule.engine_core import EngineCore
 from freetoken.schedule.late import LateSteps
 from freetoken.schedule.scheduler import SchedulerLimits
+from freetoken.serve.prepare import Prepared
 from freetoken.serve.start import EngineStart, make_plan, open_model, options_by_class
 from freetoken.serve.text.generation_defaults import GenerationDefaults
 from freetoken.vocab.plan import Plan, Sizing
@@ -58,16 +57,13 @@ def log_choices(plan: Plan) -> None:
         _log.warning("passed over: %s", text)
 
 
-def start_engine(start: EngineStart, report: Report, plugins: Plugins | None = None) -> RunningEngine:
+def start_engine(start: EngineStart, report: Report, prepared: Prepared) -> RunningEngine:
     """Every stage of a start, in order. Raises ``UsageError``, ``RefusedPlan`` or ``CheckpointError``."""
-    report("plugins", 0.0, "")
-    loaded = plugins if plugins is not None else build_plugins(start.selection, BUILTINS)
-    options = start.options
+    loaded, options = prepared.plugins, start.options
     report("planning", 0.0, str(start.model_path))
-    hardware = probe_hardware(accelerators=options.device != "cpu", host_memory_bytes=options.host_memory_bytes)
     memory = warmup_memory(options, loaded)
     with open_model(start, loaded) as checkpoint:
-        resolved = make_plan(start, loaded, checkpoint, hardware)
+        resolved = make_plan(start, loaded, checkpoint, prepared.hardware, prepared.probe)
         log_choices(resolved.plan)
         loaded.plan_resolved(resolved.plan)
         built = build_engine(

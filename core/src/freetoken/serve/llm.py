@@ -18,6 +18,7 @@ from freetoken.plugin.options import CORE_OWNER
 from freetoken.plugin.selection import Selection
 from freetoken.schedule.engine_core import Output
 from freetoken.serve.engine_start import Report, start_engine
+from freetoken.serve.prepare import prepare
 from freetoken.serve.start import EngineStart, check_names, checkpoint_facts, open_model
 from freetoken.serve.text import IncrementalDetokenizer, StopStrings
 from freetoken.serve.text_side import text_side
@@ -72,7 +73,7 @@ class LLM:
         with open_model(start, loaded) as checkpoint:
             family = find_family(loaded.catalogs.model_families, checkpoint_facts(checkpoint, found.short_name))
             self._text = text_side(checkpoint, family)
-        self._running = start_engine(start, report, loaded)
+        self._running = start_engine(start, report, prepare(start, loaded))
         self._ids = itertools.count()
 
     @property

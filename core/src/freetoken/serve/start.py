@@ -14,9 +14,7 @@ from freetoken.config.resolve import Inputs, Resolved, resolve
 from freetoken.config.sources import Settings
 from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.manager import Plugins
-from freetoken.plugin.report import availability
 from freetoken.plugin.selection import Selection
-from freetoken.vocab.availability import Availability
 from freetoken.vocab.errors import Refusal, RefusedPlan
 from freetoken.vocab.hardware import Hardware
 from freetoken.weights.checkpoint import Checkpoint, open_checkpoint
@@ -85,15 +83,17 @@ def _checkpoint_dtype(checkpoint: Checkpoint) -> str:
     return str(named).removeprefix("torch.")
 
 
-def make_plan(start: EngineStart, plugins: Plugins, checkpoint: Checkpoint, hardware: Hardware) -> Resolved:
-    """Resolve with the deep probes; raises ``RefusedPlan`` with the refusal's three parts."""
+def make_plan(
+    start: EngineStart, plugins: Plugins, checkpoint: Checkpoint, hardware: Hardware, probe: Prober
+) -> Resolved:
+    """Resolve; raises ``RefusedPlan`` with the refusal's three parts."""
     inputs = Inputs(
         options=start.options,
         facts=checkpoint_facts(checkpoint, start.short_name),
         hardware=hardware,
         catalogs=plugins.catalogs,
         choose=plugins.choose,
-        probe=_remembered(hardware),
+        probe=probe,
         options_of=options_by_class(start.settings, plugins),
         option_values=start.settings.public_values,
     )
@@ -101,22 +101,6 @@ def make_plan(start: EngineStart, plugins: Plugins, checkpoint: Checkpoint, hard
     if isinstance(result, Refusal):
         raise RefusedPlan(result.asked, result.found, result.fix)
     return result
-
-
-def _remembered(hardware: Hardware) -> Prober:
-    """The deep probes, each child process run once: the kernels of a package share one."""
-    known: dict[str, Availability] = {}
-
-    def probe(spec: object) -> Availability:
-        shallow = availability(spec, hardware, deep=False)
-        target = str(getattr(spec, "deep_probe", ""))
-        if not shallow or not target:
-            return shallow
-        if target not in known:
-            known[target] = availability(spec, hardware, deep=True)
-        return known[target]
-
-    return probe
 
 
 def options_by_class(settings: Settings, plugins: Plugins) -> Callable[[type | None], object]:

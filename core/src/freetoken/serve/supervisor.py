@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from freetoken.serve.child import WorkerTarget
-from freetoken.serve.client import EngineClient, StatusMessage
+from freetoken.serve.client import EngineClient, EngineProcess, StatusMessage
 from freetoken.serve.messages import EngineStats, Ready, StartFailed, Submit
 from freetoken.serve.stream import TokenStream
 from freetoken.vocab.errors import EngineError, Refusal
@@ -76,8 +76,10 @@ class EngineStatus:
 class Supervisor:
     """Owns the life of the engine. All methods belong to the event loop's thread.
 
-    ``on_status`` is told every change (the CLI prints them). ``failed`` holds the refusal once the engine will not come
-    back: a start that cannot succeed (``StartFailed`` without ``retry``) or a crash loop; ``refused`` tells the first.
+    ``spawned`` is a process that runs already and becomes the first life: a command may start it before it reads the
+    text side of the checkpoint. ``on_status`` is told every change (the CLI prints them). ``failed`` holds the refusal
+    once the engine will not come back: a start that cannot succeed (``StartFailed`` without ``retry``) or a crash loop;
+    ``refused`` tells the first.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Supervisor:
         start: object,
         policy: RestartPolicy = RestartPolicy(),
         on_status: Callable[[EngineStatus], None] | None = None,
+        spawned: EngineProcess | None = None,
     ) -> None:
+        self._spawned = spawned
         self._target = target
         self._start_value = start
         self._policy = policy
@@ -145,7 +149,8 @@ class Supervisor:
         self.stats = EngineStats()
         self._client = EngineClient(self._target, self._start_value, self._on_message, self._on_exit)
         self._set(phase=STARTING, fraction=0.0, detail="")
-        self._client.launch()
+        spawned, self._spawned = self._spawned, None
+        self._client.launch(spawned)
 
     def begin_stop(self) -> None:
         """Take no new requests; those running go on."""

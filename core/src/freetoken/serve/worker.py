@@ -1,189 +1,59 @@
-"""The engine's process: start, then loop over messages and steps until told to stop."""
+"""The engine's process. It tells what goes wrong at the start, and loops over messages and steps until told to stop.
+
+Nothing here imports torch before ``prepare`` has set going what can run beside that import.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
-import threading
 import time
 from multiprocessing.connection import Connection
 
-from attrs import define, field
-
-from freetoken.run.sampler import ChosenLogprob
-from freetoken.schedule.engine_core import Output
-from freetoken.serve.engine_start import RunningEngine, start_engine
-from freetoken.serve.messages import (
-    Abort,
-    Delta,
-    Deltas,
-    EngineStats,
-    Progress,
-    Ready,
-    RequestFailed,
-    Shutdown,
-    StartFailed,
-    Submit,
-    ToEngine,
-    TokenLogprob,
-)
+from freetoken.serve.messages import Progress, StartFailed
+from freetoken.serve.prepare import prepare
 from freetoken.serve.start import EngineStart
+from freetoken.serve.start_clock import StartClock
 from freetoken.vocab.errors import CheckpointError, FreeTokenError, Refusal, UsageError
 
-_STATS_PERIOD_S = 1.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _log = logging.getLogger("freetoken.engine")
 
 
 def worker_main(conn: Connection, start: object) -> None:
     """The process's main function; ``start`` is an ``EngineStart``. Returns when told to, or when the pipe closes."""
     assert isinstance(start, EngineStart)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    began = time.perf_counter()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
-        running = start_engine(start, lambda phase, part, detail: conn.send(Progress(phase, part, detail)))
+        _run(conn, start)
     except (UsageError, CheckpointError) as error:
         conn.send(StartFailed(error.refusal, retry=False))
-        return
     except FreeTokenError as error:
         _log.exception("the engine could not start")
         conn.send(StartFailed(error.refusal, retry=True))
-        return
+
+
+def _run(conn: Connection, start: EngineStart) -> None:
+    began = time.perf_counter()
+    clock = StartClock(lambda phase, part, detail: conn.send(Progress(phase, part, detail)))
+    try:
+        clock("plugins", 0.0, "")
+        prepared = prepare(start)
+        clock("libraries", 0.0, "torch")
+        from freetoken.serve.engine_start import start_engine
+        from freetoken.serve.worker_loop import WorkerLoop, ready_message
+
+        running = start_engine(start, clock, prepared)
+        _log.info("start: %s", clock.summary())
+    except FreeTokenError:
+        raise
     except Exception as error:
         # A bug or the device's own error; the parent restarts with back-off and stops when it does not help.
         _log.exception("the engine could not start")
         found = f"it failed while starting: {type(error).__name__}: {error}"
         conn.send(StartFailed(Refusal("start the engine", found, "the log has the whole trace"), retry=True))
         return
-    conn.send(_ready(running, time.perf_counter() - began))
+    conn.send(ready_message(running, time.perf_counter() - began))
     try:
-        _Loop(conn, running).run()
+        WorkerLoop(conn, running).run()
     finally:
         running.close()
-
-
-def _ready(running: RunningEngine, seconds: float) -> Ready:
-    plan = running.plan
-    return Ready(
-        model=plan.served_name,
-        max_seq_tokens=running.built.max_context_tokens,
-        max_running_requests=running.sizing.max_running_requests,
-        kv_tokens=running.sizing.kv_tokens,
-        vocab_size=plan.model.vocab_size,
-        seconds=seconds,
-        plugins=tuple((r.name, r.version) for r in running.plugins.records.values() if r.state == "active"),
-        fingerprint=running.fingerprint,
-    )
-
-
-@define
-class _Loop:
-    """One thread reads the pipe into a queue; this one steps the engine and answers."""
-
-    conn: Connection
-    running: RunningEngine
-    inbox: queue.SimpleQueue[ToEngine | None] = field(factory=queue.SimpleQueue)
-    draining: bool = False
-    next_stats: float = 0.0
-
-    def run(self) -> None:
-        threading.Thread(target=self._receive, daemon=True, name="receive").start()
-        core = self.running.core
-        while self._take_messages(block=core.idle):
-            if core.idle:
-                if self.draining:
-                    return
-                continue
-            self._send(core.step())
-            self._send_stats()
-
-    def _receive(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self.inbox.put(self.conn.recv())
-        self.inbox.put(None)
-
-    def _take_messages(self, block: bool) -> bool:
-        """Handle everything that has come; with ``block`` wait for the first. ``False`` means stop now."""
-        if block and self.draining:
-            return True
-        if block:
-            self._send_stats(force=True)
-        try:
-            message = self.inbox.get(block=block)
-            while True:
-                if not self._handle(message):
-                    return False
-                message = self.inbox.get_nowait()
-        except queue.Empty:
-            return True
-
-    def _handle(self, message: ToEngine | None) -> bool:
-        if message is None:
-            return False
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif isinstance(message, Abort):
-            self.running.core.abort(message.request_id)
-        elif isinstance(message, Shutdown):
-            self.draining = True
-            return message.drain
-        return True
-
-    def _submit(self, message: Submit) -> None:
-        try:
-            self.running.core.submit(message.request_id, message.prompt, message.params, message.deadline)
-        except UsageError as error:
-            self.conn.send(RequestFailed(message.request_id, 400, error.refusal))
-
-    def _send(self, outputs: list[Output]) -> None:
-        deltas = []
-        for output in outputs:
-            if output.error is not None:
-                self.conn.send(RequestFailed(output.request_id, 500, output.error))
-            else:
-                deltas.append(_delta(output))
-        if deltas:
-            self.conn.send(Deltas(tuple(deltas)))
-
-    def _send_stats(self, force: bool = False) -> None:
-        now = time.monotonic()
-        if now >= self.next_stats or force:
-            self.next_stats = now + _STATS_PERIOD_S
-            self.conn.send(engine_stats(self.running))
-
-
-def _delta(output: Output) -> Delta:
-    logprobs = tuple(
-        TokenLogprob(item.token, item.logprob, item.top) for item in output.logprobs if isinstance(item, ChosenLogprob)
-    )
-    return Delta(output.request_id, output.tokens, output.finish, logprobs, output.cached_tokens)
-
-
-def engine_stats(running: RunningEngine) -> EngineStats:
-    """The gauges and counters as they stand."""
-    core = running.core
-    cache = running.built.cache.stats()
-    moe = running.built.moe.stats() if running.built.moe is not None else None
-    counters: tuple[tuple[str, float], ...] = ()
-    if moe is not None:
-        counters = (
-            *((f"moe_moved_bytes_{cause}", float(n)) for cause, n in sorted(moe.moved_bytes.items())),
-            ("moe_hits", float(moe.hits)),
-            ("moe_misses", float(moe.misses)),
-            ("moe_stall_ms", moe.stall_ms),
-        )
-    return EngineStats(
-        running=len(core.scheduler.running),
-        waiting=len(core.scheduler.waiting),
-        kv_pages_used=cache.pages_used,
-        kv_pages_cached=cache.pages_cached,
-        kv_pages_total=cache.pages_total,
-        prefix_hit_tokens=cache.hit_tokens,
-        prefix_query_tokens=cache.query_tokens,
-        steps=core.steps,
-        preemptions=core.scheduler.preemptions,
-        late_compiles=core.late.watch.compiles,
-        late_loads=core.late.watch.loads,
-        counters=counters,
-    )
