@@ -12,8 +12,8 @@ from freetoken.vocab.sampling import SamplingParams
 class ScheduledRequest:
     """``tokens`` are the prompt and what was generated and read.
 
-    ``scheduled`` counts tokens that a step was launched for; ``unread`` (0 or 1) says that a step in flight samples one
-    more. ``lane`` is the request's place in the runner's per-lane buffers while it runs, else −1.
+    ``scheduled`` counts tokens that a step was launched for; ``unread`` those that steps in flight sample. ``lane``
+    is the request's place in the runner's per-lane buffers while it runs, else −1.
     """
 
     request_id: str
@@ -38,7 +38,7 @@ class ScheduledRequest:
 
     @property
     def length(self) -> int:
-        """Tokens there will be once the step in flight is read."""
+        """Tokens there will be once the steps in flight are read."""
         return len(self.tokens) + self.unread
 
     @property
