@@ -154,6 +154,8 @@ def _decide_total(
     def takes(total: int) -> int:
         return device_bytes(groups, spread(groups, total, top_k)) + window_bytes
 
+    fitting = _most(takes, least, every, room)
+    most = fitting if fitting >= least else None
     if options.slots is not None or options.fraction is not None:
         flag = f"--moe-offload-slots {options.slots}"
         total, asked = options.slots or 0, flag
@@ -164,13 +166,13 @@ def _decide_total(
             raise RefusedPlan(flag, f"one token is routed to {top_k} experts", f"use at least {least} slots")
         total = min(total, every)
         if takes(total) > room:
-            raise _too_big(asked, takes(total), room, _most(takes, least, every, room))
+            raise _too_big(asked, takes(total), room, most)
         return total, asked
     allowed, why = room, "as many as fit"
     if options.memory_bytes is not None:
         why = f"--moe-offload-memory-bytes {options.memory_bytes}"
         if options.memory_bytes > room:
-            raise _too_big(why, options.memory_bytes, room, _most(takes, least, every, room))
+            raise _too_big(why, options.memory_bytes, room, most)
         allowed = options.memory_bytes
     total = _most(takes, least, every, allowed)
     if total < least:
@@ -196,8 +198,8 @@ def _most(takes: Callable[[int], int], least: int, every: int, room: int) -> int
     return low
 
 
-def _too_big(asked: str, need: int, room: int, most: int) -> RefusedPlan:
-    fix = f"use --moe-offload-slots {most} or fewer, or lower" if most > 0 else "lower"
+def _too_big(asked: str, need: int, room: int, most: int | None) -> RefusedPlan:
+    fix = f"use --moe-offload-slots {most} or fewer, or lower" if most is not None else "lower"
     return RefusedPlan(
         asked,
         f"it takes {format_bytes(need)} of device memory; {format_bytes(max(room, 0))} are left beside the other"
