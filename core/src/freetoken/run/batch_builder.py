@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -12,20 +14,23 @@ from freetoken.vocab.units import ceil_div
 
 
 class PageTables:
-    """Each lane's page ids as a row of one array. A lane's pages only grow while it keeps its request."""
+    """Each lane's page ids as a row of one array.
+
+    A list of pages only grows, unless its version changes. A request that was preempted comes back with another list.
+    """
 
     def __init__(self, lanes: int, max_pages: int) -> None:
         self._table = np.zeros((lanes, max_pages), dtype=np.int32)
-        self._owner: list[tuple[str, int]] = [("", 0)] * lanes  # request and version of its pages
+        self._owner: list[tuple[Sequence[int] | None, int]] = [(None, 0)] * lanes  # the list itself, and its version
         self._filled = [0] * lanes
 
     def row(self, row: StepRow) -> np.ndarray:
         """The page ids of ``row``, brought up to date: ``[max pages] int32``, unused entries 0."""
         lane, pages = row.lane, row.pages
         table: np.ndarray = self._table[lane]
-        owner = (row.request_id, row.pages_version)
-        if self._owner[lane] != owner or self._filled[lane] > len(pages):
-            self._owner[lane] = owner
+        held, version = self._owner[lane]
+        if held is not pages or version != row.pages_version:
+            self._owner[lane] = (pages, row.pages_version)
             table[: self._filled[lane]] = 0
             self._filled[lane] = 0
         filled = self._filled[lane]

@@ -45,7 +45,8 @@ class DecodeInputs:
         self._offsets = offsets
         self._table_host = torch.zeros(size, max_pages, dtype=torch.int32, pin_memory=pin)
         self.page_table = torch.zeros(size, max_pages, dtype=torch.int32, device=device)
-        self._table_of: tuple[object, ...] = ()
+        self._table_of: tuple[tuple[int, int, int], ...] = ()
+        self._table_pages: list[Sequence[int]] = []  # held, so that no other list gets an id in `_table_of`
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(size, dtype=torch.int64, device=device)
         self._numpy = [{n: self._numpy_column(h, n) for n in offsets} for h in self._hosts]
@@ -106,11 +107,12 @@ class DecodeInputs:
         _put(columns["min_p"], [s.params.min_p for s in samples], 0.0)
 
     def _send_tables(self, rows: Sequence[StepRow], tables: PageTables) -> None:
-        """Copy the page table only when a row's request, its pages or their number changed."""
-        signature = tuple((row.request_id, row.pages_version, len(row.pages)) for row in rows)
+        """Copy the page table only when a row's list of pages, its version or its length changed."""
+        signature = tuple((id(row.pages), row.pages_version, len(row.pages)) for row in rows)
         if signature == self._table_of:
             return
         self._table_of = signature
+        self._table_pages = [row.pages for row in rows]
         # A fresh buffer: the last one may still be on its way to the device.
         table = torch.zeros_like(self._table_host, pin_memory=self._table_host.is_pinned())
         target = table.numpy()
