@@ -64,11 +64,11 @@ def load_embedding(setup: KernelSetup) -> LoadedKernel:
 def _checked(tensors: Sequence[StoredTensor], dequantise: Dequantise) -> Tensor:
     """The matrices stacked along their rows, in float32. Raises ``CheckpointError`` for weights beyond half's range."""
     matrix = pack_dense(tensors, dequantise, torch.float32, "cpu")
-    largest = float(matrix.abs().max()) if matrix.numel() else 0.0
-    if not largest <= _MAX_HALF:
+    low, high = (float(end) for end in matrix.aminmax()) if matrix.numel() else (0.0, 0.0)
+    if not (low >= -_MAX_HALF and high <= _MAX_HALF):  # written so that NaN is refused too
         names = ", ".join(t.name for t in tensors)
         raise CheckpointError(
-            f"keep {names} in half precision", f"its largest weight is {largest:g}, beyond {_MAX_HALF:g}",
+            f"keep {names} in half precision", f"its weights reach from {low:g} to {high:g}, beyond ±{_MAX_HALF:g}",
             "use --kernel linear=torch --kernel embedding=torch",
         )  # fmt: skip
     return matrix
