@@ -28,7 +28,7 @@ from freetoken.run.create import (
 )
 from freetoken.run.engine import Engine
 from freetoken.run.loader import WeightPacker, load_kernels
-from freetoken.run.peak import measure_peak
+from freetoken.run.peak import measure_peak, take_step_memory
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
 from freetoken.run.scratch import ScratchForward
@@ -104,9 +104,11 @@ def build_engine(
         if cuda_graphs and graphs_refusal(resolved, catalogs, moe) is None:
             engine.capture_graphs(sample, attention_limits(plan), lambda part, detail: report("graphs", part, detail))
 
-    warmup = warming.finish(ScratchForward(runner, sampler, layers, sizing.page_tokens), capture)
+    scratch = ScratchForward(runner, sampler, layers, sizing.page_tokens)
+    warmup = warming.finish(scratch, capture)
     if warmup.max_tokens is not None and warmup.max_tokens < sizing.max_prefill_tokens:
         sizing = sizing.shrunk("a warmup step ran out of memory", max_prefill_tokens=max(warmup.max_tokens, 1))
+    take_step_memory(plan, sizing, scratch)
     return BuiltEngine(engine, plan, sizing, cache, moe, warmup, window_tokens(resolved, catalogs, moe))
 
 
