@@ -15,6 +15,7 @@ def freetoken_add_commands(commands: CommandGroup) -> None:
     commands.add(
         Command("explain", "Print the plan for a model: each choice and why", _explain_arguments, _explain, True)
     )
+    commands.add(Command("warmup", "Plan, compile, verify or report the warmup", _warmup_arguments, _warmup, True))
     commands.add(Command("plugins", "List plugins, their state and what they offer", _plugins_arguments, _plugins))
     commands.add(Command("bench", "Measure a running server from outside", _bench_arguments, _bench))
     commands.add(Command("models", "List model families, weight formats and installed models", _json_argument, _models))
@@ -54,6 +55,18 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     from freetoken.cli.bench_arguments import configure
 
     configure(parser)
+
+
+def _warmup_arguments(parser: argparse.ArgumentParser) -> None:
+    from freetoken.cli.warmup_arguments import configure
+
+    configure(parser)
+
+
+def _warmup(context: CommandContext) -> int:
+    from freetoken.cli.warmup import warmup
+
+    return warmup(context)
 
 
 def _serve(context: CommandContext) -> int:

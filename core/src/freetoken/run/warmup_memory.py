@@ -19,7 +19,7 @@ from freetoken.warmup.launch_space import DeclaredLaunchSpace
 from freetoken.warmup.manifest import LateNote, Manifest, ManifestStore, now
 from freetoken.warmup.survey import Survey, made_survey, remember, survey
 from freetoken.warmup.survey_worker import survey_in_children
-from freetoken.warmup.triton_cache import on_disk
+from freetoken.warmup.triton_cache import cache_folder, on_disk, relocate_if_moved
 
 _log = logging.getLogger("freetoken.warmup")
 
@@ -38,6 +38,9 @@ class WarmupMemory:
 
     def recall(self, plan: Plan, space: DeclaredLaunchSpace) -> Known:
         """What is known of ``plan`` here; the survey comes from the manifest, or is made once somebody asks."""
+        moved = relocate_if_moved(cache_folder())
+        if moved:
+            _log.info("warmup: %s had been moved; %d kernels were found again", cache_folder(), moved)
         self.fingerprint = take_fingerprint(plan, self.plugins)
         found = ManifestStore(self.cache_dir).find(plan.served_name, self.fingerprint)
         self.manifest = found.manifest

@@ -58,6 +58,8 @@ class Ready:
     seconds: float
     plugins: tuple[tuple[str, str], ...] = ()
     fingerprint: str = ""  # of the warmup manifest that this start read or left
+    max_prefill_tokens: int = 0
+    page_tokens: int = 0
 
 
 @frozen

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 from attrs import define, field
 
+from freetoken.run.device_counters import memory_counters
 from freetoken.run.sampler import ChosenLogprob
 from freetoken.schedule.engine_core import Output
 from freetoken.serve.engine_start import RunningEngine
@@ -43,6 +44,8 @@ def ready_message(running: RunningEngine, seconds: float) -> Ready:
         seconds=seconds,
         plugins=tuple((r.name, r.version) for r in running.plugins.records.values() if r.state == "active"),
         fingerprint=running.fingerprint,
+        max_prefill_tokens=running.sizing.max_prefill_tokens,
+        page_tokens=running.sizing.page_tokens,
     )
 
 
@@ -135,9 +138,10 @@ def engine_stats(running: RunningEngine) -> EngineStats:
     core = running.core
     cache = running.built.cache.stats()
     moe = running.built.moe.stats() if running.built.moe is not None else None
-    counters: tuple[tuple[str, float], ...] = ()
+    counters = memory_counters(running.plan.device)
     if moe is not None:
         counters = (
+            *counters,
             *((f"moe_moved_bytes_{cause}", float(n)) for cause, n in sorted(moe.moved_bytes.items())),
             ("moe_hits", float(moe.hits)),
             ("moe_misses", float(moe.misses)),

@@ -53,3 +53,22 @@ def relocate(folder: Path) -> int:
             temporary.replace(group)
             changed += 1
     return changed
+
+
+MARK = "freetoken-relocatable"
+"""A file that says of a cache folder where it lay when its paths were last right."""
+
+
+def mark_relocatable(folder: Path) -> None:
+    """Let a start that uses the folder find out for itself that it was moved."""
+    (folder / MARK).write_text(str(folder.resolve()), encoding="utf-8")
+
+
+def relocate_if_moved(folder: Path) -> int:
+    """At a start: make the folder valid where it lies now, if it is marked and lay elsewhere before."""
+    mark = folder / MARK
+    if not mark.is_file() or mark.read_text(encoding="utf-8") == str(folder.resolve()):
+        return 0
+    changed = relocate(folder)
+    mark_relocatable(folder)
+    return changed

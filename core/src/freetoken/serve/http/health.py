@@ -12,6 +12,10 @@ from freetoken.serve.http.errors import UNAVAILABLE_RETRY_S
 from freetoken.serve.http.services import Services, services_of
 from freetoken.serve.supervisor import DEAD, RESTARTING, SERVING, STOPPING
 
+_LIMITS = (
+    "max_seq_tokens", "max_prefill_tokens", "max_running_requests", "kv_tokens", "page_tokens", "vocab_size",
+)  # fmt: skip
+
 
 async def health(request: Request) -> Response:
     """200 while there is an engine or hope for one, loading and restarting included; 503 once it has given up."""
@@ -57,4 +61,5 @@ def _report(services: Services) -> dict[str, object]:
         report["start_seconds"] = status.ready.seconds
         report["plugins"] = dict(status.ready.plugins)
         report["warmup_fingerprint"] = status.ready.fingerprint
+        report["limits"] = {name: getattr(status.ready, name) for name in _LIMITS}
     return report

@@ -1,0 +1,29 @@
+"""What a warmup step is expected to take, from measured unit costs; orders of magnitude, said to be estimates."""
+
+from __future__ import annotations
+
+from freetoken.vocab.warmup import Capture, CompileKeys, Forward, LoadKeys, Touch, WarmupStep
+from freetoken.warmup.cover import cost_tokens
+
+COMPILE_KEY_S = 1.2
+LOAD_KEY_S = 0.004
+SWEEP_ROW_S = 0.0002
+FORWARD_TOKEN_S = 2e-6
+FORWARD_S = 0.004
+CAPTURE_S = 0.5
+"""Measured on one H200 and its host, Triton 3.6, Qwen3-30B-A3B's and Qwen3.6-35B-A3B's dimensions."""
+
+
+def expected_seconds(step: WarmupStep) -> float:
+    """The time a step takes; compiling runs beside the weights, so the start waits for less."""
+    match step:
+        case CompileKeys(keys=keys, workers=workers):
+            return len(keys) * COMPILE_KEY_S / max(1, min(workers, len(keys)))
+        case LoadKeys(keys=keys):
+            return len(keys) * LOAD_KEY_S
+        case Touch(tokens=tokens):
+            return max(1, len(tokens)) * SWEEP_ROW_S
+        case Forward(point=point):
+            return FORWARD_S + cost_tokens(point) * FORWARD_TOKEN_S
+        case Capture():
+            return CAPTURE_S
