@@ -118,11 +118,14 @@ class NativeModule:
 class LibraryCall:
     """An opaque library (a GEMM): it picks kernels by rules of its own, so ``sweep`` calls it densely in tokens.
 
-    ``sweep(tokens)`` makes one call with ``tokens`` rows on one layer's shapes; costs tens of milliseconds in all.
+    ``sweep(tokens)`` makes one call with ``tokens`` rows on one layer's shapes; costs tens of milliseconds in all. A
+    kernel that pads its rows gives in ``row_counts`` every number of rows the library is ever called with, ascending:
+    the sweep is then exact. Empty means any number.
     """
 
     name: str
     sweep: Callable[[int], None] = field(eq=False)
+    row_counts: tuple[int, ...] = ()
 
 
 Launch = TritonLaunch | NativeModule | LibraryCall

@@ -7,6 +7,7 @@ needs is there, and is irredundant when dropping any one of them loses an aspect
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -172,8 +173,14 @@ def choose_points(candidates: Mapping[StepPoint, Aspects], required: Aspects) ->
     return tuple(sorted(chosen, key=lambda p: (p.tokens, p.max_context, str(p))))
 
 
-def sweep_rows(low: int, high: int) -> tuple[int, ...]:
-    """Row counts for a library's sweep: all of the small ones, 16 an octave beyond, and both ends."""
+def sweep_rows(low: int, high: int, row_counts: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Row counts for a library's sweep over ``low`` to ``high`` rows.
+
+    Those of ``row_counts`` that such calls are padded to, exactly; or, where the library gets any number, all of the
+    small ones, 16 an octave beyond, and both ends.
+    """
+    if row_counts:
+        return row_counts[bisect_left(row_counts, low) : bisect_left(row_counts, high) + 1]
     rows = set(range(low, min(high, DENSE_ROWS) + 1)) | {low, high}
     octave = DENSE_ROWS
     while octave < high:
@@ -220,7 +227,9 @@ def _keys(need: Coverage, known: Known, workers: int) -> tuple[WarmupStep, ...]:
 
 def _sweeps(need: Coverage) -> tuple[WarmupStep, ...]:
     because = "a library picks kernels by rules of its own"
-    return tuple(Touch(use.name, sweep_rows(use.low, use.high), because=because) for use in need.libraries)
+    return tuple(
+        Touch(use.name, sweep_rows(use.low, use.high, use.row_counts), because=because) for use in need.libraries
+    )
 
 
 def _forwards(need: Coverage, known: Known) -> tuple[WarmupStep, ...]:

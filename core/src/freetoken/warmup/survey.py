@@ -5,7 +5,7 @@ Walking a large space takes seconds, so a survey is plain data that a manifest c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
@@ -21,11 +21,17 @@ COUNTS = "counts"
 """A launch function may say in this attribute which variable its library calls count rows by; ``tokens`` by default."""
 
 
+def _tupled(counts: Sequence[int]) -> tuple[int, ...]:
+    """A survey kept as JSON brings lists."""
+    return tuple(counts)
+
+
 @frozen
 class LibraryUse:
     """One library call: the rows it can get, low to high, and a point of one kind at which it is made.
 
-    ``counts`` names the variable of the step that is its number of rows.
+    ``counts`` names the variable of the step that is its number of rows. ``row_counts`` are the only numbers of rows
+    the library is called with, where its kernel pads; empty means any.
     """
 
     name: str
@@ -34,6 +40,7 @@ class LibraryUse:
     high: int
     point: StepPoint
     counts: str = "tokens"
+    row_counts: tuple[int, ...] = field(default=(), converter=_tupled)
 
 
 @frozen
@@ -107,7 +114,7 @@ def with_libraries(launch_space: LaunchSpace, found: Enumeration) -> Survey:
 def wider(one: LibraryUse, other: LibraryUse) -> LibraryUse:
     """One use that gets the rows of both."""
     low, high = min(one.low, other.low), max(one.high, other.high)
-    return LibraryUse(one.name, one.kind, low, high, one.point, one.counts)
+    return LibraryUse(one.name, one.kind, low, high, one.point, one.counts, one.row_counts)
 
 
 def op_libraries(op: OpLaunches, kind: str, launch_space: DeclaredLaunchSpace) -> list[LibraryUse]:
@@ -115,17 +122,19 @@ def op_libraries(op: OpLaunches, kind: str, launch_space: DeclaredLaunchSpace) -
     counts = str(getattr(op.function, COUNTS, "tokens"))
     whole = domain(launch_space.space, counts)
     found: dict[str, tuple[int, int]] = {}
+    row_counts: dict[str, tuple[int, ...]] = {}
     for values, launches in op.evaluated():
         rows = (values[counts], values[counts]) if counts in values else (whole.low, whole.high)
         for launch in launches:
             if isinstance(launch, LibraryCall):
                 low, high = found.get(launch.name, rows)
                 found[launch.name] = (min(low, rows[0]), max(high, rows[1]))
+                row_counts[launch.name] = launch.row_counts
     points = points_over(launch_space.space, op.reads) if found else ()
     uses = []
     for name, (low, high) in found.items():
         point = next(p for p in points if any(_is(launch, name) for launch in op.launches(p)))
-        uses.append(LibraryUse(name, kind, low, high, point, counts))
+        uses.append(LibraryUse(name, kind, low, high, point, counts, row_counts[name]))
     return uses
 
 
@@ -134,7 +143,7 @@ def _foreign_libraries(launch_space: LaunchSpace, kind: str) -> list[LibraryUse]
     for point in points_over(launch_space.space, ("tokens",)):
         for launch in launch_space.launches(kind, point):
             if isinstance(launch, LibraryCall):
-                use = LibraryUse(launch.name, kind, point.tokens, point.tokens, point)
+                use = LibraryUse(launch.name, kind, point.tokens, point.tokens, point, row_counts=launch.row_counts)
                 found[launch.name] = wider(found[launch.name], use) if launch.name in found else use
     return list(found.values())
 

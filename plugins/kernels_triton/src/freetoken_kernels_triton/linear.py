@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from freetoken.ops.triton_launch import memoised
@@ -22,6 +23,30 @@ GEMV = "freetoken_kernels_triton.linear_kernel:gemv_kernel"
 SKINNY = "freetoken_kernels_triton.linear_kernel:skinny_gemm_kernel"
 SKINNY_ROWS = 16
 """Up to here a product reads little but the matrix; beyond, the library's tiles are as good."""
+
+
+MAX_LIBRARY_ROWS = 1 << 20
+
+
+def padded_rows(rows: int) -> int:
+    """The rows a library product of ``rows`` is padded to: multiples of 16, from 512 on 16 an octave.
+
+    A library picks kernels by the exact number of rows. Padding (at most 6 % from 256 on) leaves 95 numbers up to 8192,
+    so that a sweep touches every one of them; before, a prompt of 719 tokens met a kernel that no sweep had loaded, for
+    13 ms on an H200.
+    """
+    step = max(16, 1 << max(0, (rows - 1).bit_length() - 5))
+    return blocks(rows, step) * step
+
+
+@cache
+def library_rows() -> tuple[int, ...]:
+    """Every number of rows that a padded product can have, ascending."""
+    counts, rows = [], SKINNY_ROWS
+    while rows < MAX_LIBRARY_ROWS:
+        rows = padded_rows(rows + 1)
+        counts.append(rows)
+    return tuple(counts)
 
 
 def accepts(shape: OpShape) -> Availability:
@@ -96,7 +121,7 @@ def library_call(shape: OpShape, device: Device) -> LibraryCall:
         x = torch.empty((tokens, shape.cols), dtype=dtype, device=device.torch_name)
         F.linear(x, torch.empty((shape.rows, shape.cols), dtype=dtype, device=device.torch_name))
 
-    return LibraryCall(name, sweep)
+    return LibraryCall(name, sweep, library_rows())
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
@@ -113,7 +138,12 @@ def load(setup: KernelSetup) -> LoadedKernel:
         """``x [T, I]``, ``packed [O, I]`` → ``[T, O]``."""
         rows = x.shape[0]
         if rows > SKINNY_ROWS:
-            return F.linear(x, packed)
+            padded = padded_rows(rows)
+            if padded == rows:
+                return F.linear(x, packed)
+            whole = torch.empty((padded, shape.cols), dtype=x.dtype, device=x.device)
+            whole[:rows].copy_(x)  # the rest is never read: row i of a product depends on row i alone
+            return F.linear(whole, packed)[:rows]
         out = torch.empty((rows, shape.rows), dtype=x.dtype, device=x.device)
         if rows:
             bound(rows, x.stride(0))(x, packed, out)
