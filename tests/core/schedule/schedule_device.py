@@ -67,9 +67,11 @@ class Clock:
 
 @define(eq=False)
 class Launched:
-    """A step whose tokens are known; ``read`` may be told to fail."""
+    """A step that is done at an instant of ``clock``; ``read`` may be told to fail."""
 
     tokens: list[int]
+    clock: Clock
+    done: float
     fails: bool = False
 
     @property
@@ -77,6 +79,7 @@ class Launched:
         return [-float(token) for token in self.tokens]
 
     def read(self) -> Launched:
+        self.clock.now = max(self.clock.now, self.done)
         if self.fails:
             raise RuntimeError("the device was lost")
         return self
@@ -102,7 +105,7 @@ class SimulatedWindow:
         return True
 
     def finish(self) -> Launched:
-        return Launched(self.drawn)
+        return Launched(self.drawn, self.engine.clock, 0.0)
 
     def close(self) -> None:
         pass
@@ -121,6 +124,7 @@ class SimulatedEngine:
     lanes: dict[int, int] = field(factory=dict)
     known: dict[str, list[int]] = field(factory=dict)  # admitted requests: prompt and tokens drawn
     plans: list[StepPlan] = field(factory=list)
+    busy_until: float = 0.0  # the device works through steps in the order of their launches
     fail_launch: bool = False
     fail_read: bool = False
     faults: list[str] = field(factory=list)
@@ -132,7 +136,7 @@ class SimulatedEngine:
 
     def launch(self, plan: StepPlan) -> Launched:
         self.plans.append(plan)
-        self.clock.now += self.cost_s(plan)
+        self.busy_until = max(self.busy_until, self.clock.now) + self.cost_s(plan)
         self._maybe_refuse(plan.rows)
         self.copy_state(plan.copies)
         self._expect(len({row.request_id for row in plan.rows}) == len(plan.rows), "two rows of one request")
@@ -140,7 +144,7 @@ class SimulatedEngine:
         fails, self.fail_read = self.fail_read, False
         if fails:
             self.failed.update(row.request_id for row in plan.rows)
-        return Launched(drawn, fails)
+        return Launched(drawn, self.clock, self.busy_until, fails)
 
     def _maybe_refuse(self, rows: Sequence[StepRow]) -> None:
         if self.fail_launch:
@@ -182,7 +186,8 @@ class SimulatedEngine:
 
     def _sample(self, row: StepRow, value: int) -> int:
         assert row.sample is not None
-        history = self.known.setdefault(row.request_id, [])
+        self._expect(row.request_id in self.known, f"the sampler was not told of {row.request_id}")
+        history = self.known.get(row.request_id, [])
         self._expect(digest_of(history) == value, f"{row.request_id}: the sampler's history differs from what was run")
         token = choose(value, row.sample.stop_ids if row.sample.step < row.sample.params.min_tokens else frozenset())
         history.append(token)

@@ -140,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEngineMachine = EngineMachine.TestCase
 logging.getLogger("freetoken.engine").setLevel(logging.CRITICAL)  # failed steps are meant

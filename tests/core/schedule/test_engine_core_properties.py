@@ -59,13 +59,13 @@ def run_crowd(core: Any, crowd: list[tuple[int, int, int, int, int]]) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 class TestCrowds:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(sizes=sizes, crowd=crowds, window=st.sampled_from([0, 0, 2, 5]))
     def test_plain(self, overlap: bool, sizes: dict[str, Any], crowd: list[Any], window: int) -> None:
         step = max(sizes["max_step_tokens"], sizes["max_running"])
         run_crowd(make_core(overlap=overlap, window=window * step, **sizes), crowd)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(sizes=sizes, crowd=crowds, snapshots=st.integers(0, 4), window=st.sampled_from([0, 0, 2, 5]))
     def test_hybrid(self, overlap: bool, sizes: dict[str, Any], crowd: list[Any], snapshots: int, window: int) -> None:
         step = max(sizes["max_step_tokens"], sizes["max_running"])

@@ -269,12 +269,14 @@ class EngineCore:
         return [self._output(item, logprobs.get(item.request.request_id)) for item in news]
 
     def _observe(self, plan: StepPlan, start: float) -> None:
-        decodes = sum(1 for row in plan.rows if len(row.tokens) == 1)
+        chunks = [(len(row.tokens), row.context_tokens) for row in plan.rows if len(row.tokens) > 1]
+        tokens = sum(n for n, _ in chunks)
+        context = sum(n * end for n, end in chunks) / max(tokens, 1)
         # A step that was launched while another ran has not begun before that one was done.
         now = self.clock()
         ms = (now - max(start, self._last_read)) * 1000
         self._last_read = now
-        self.scheduler.speed.observe(plan.num_tokens - decodes, decodes, ms)
+        self.scheduler.speed.observe(tokens, len(plan.rows) - len(chunks), ms, context)
 
     def _output(self, item: News, logprob: object | None) -> Output:
         request = item.request

@@ -49,7 +49,15 @@ class ScheduledRequest:
     @property
     def decoding(self) -> bool:
         """Its next step is one token that follows what it generated."""
-        return self.todo == 1 and self.length > self.num_prompt
+        length = len(self.tokens) + self.unread
+        return length - self.scheduled == 1 and length > self.num_prompt
+
+    @property
+    def prefilling(self) -> bool:
+        """It has tokens to compute that are not just the one that follows what it generated."""
+        length = len(self.tokens) + self.unread
+        todo = length - self.scheduled
+        return todo > 1 or (todo == 1 and length <= self.num_prompt)
 
     @property
     def will_end(self) -> bool:

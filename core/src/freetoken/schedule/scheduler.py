@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from freetoken.kv.manager import CacheManager, StateCopy
 from freetoken.run.step_plan import SamplingRow, StepPlan, StepRow, WindowPlan
-from freetoken.schedule.prefill_budget import StepSpeed, prefill_budget
+from freetoken.schedule.prefill_budget import StepBudget, StepSpeed, step_budget
 from freetoken.schedule.request import ScheduledRequest
 
 
@@ -73,6 +73,8 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
+        if request in self._admitted:  # it never got as far as a step
+            self._admitted.remove(request)
         return request
 
     def expired(self) -> list[ScheduledRequest]:
@@ -92,19 +94,20 @@ class Scheduler:
     def next_step(self) -> StepPlan | None:
         """The next step, or ``None`` when nothing can be launched (idle, or all wait for the step in flight)."""
         rows = self._decode_rows()
-        decodes = len(rows)
+        # Whoever gets no row now, for want of a page, waits for the end of this step all the same.
+        decodes = len(rows) or int(any(r.decoding and not r.will_end for r in self.running))
         limits = self.limits
-        budget = prefill_budget(limits.max_step_tokens, decodes, self.speed, limits.max_gap_ms, limits.page_tokens)
+        budget = step_budget(limits.max_step_tokens, decodes, self.speed, limits.max_gap_ms, limits.page_tokens)
         copies: list[StateCopy] = []
-        for request in [r for r in self.running if not r.decoding and r.todo > 0 and not r.snapshot_due]:
+        for request in [r for r in self.running if r.prefilling and not r.snapshot_due]:
             if not self._in_windows(request):
-                budget -= self._chunk(request, budget, rows)
-        while budget > 0 and self.waiting and self._lanes:
+                self._chunk(request, budget, rows)
+        while budget.open and self.waiting and self._lanes:
             request = self.waiting[0]
             if not self._admit(request, copies):
                 break
             if not self._in_windows(request):
-                budget -= self._chunk(request, budget, rows)
+                self._chunk(request, budget, rows)
         return StepPlan(tuple(rows), tuple(copies)) if rows else None
 
     def next_window(self) -> WindowPlan | None:
@@ -160,6 +163,8 @@ class Scheduler:
     def _reserve_or_preempt(self, request: ScheduledRequest) -> bool:
         """Pages for one more token, taking them from the youngest request if need be."""
         assert request.cache is not None
+        if request.scheduled < len(request.cache.pages) * self.cache.page_tokens:
+            return True  # the common case, without the cache manager's own checks
         while not self.cache.reserve(request.cache, request.scheduled + 1):
             victims = [r for r in self.running if r.unread == 0 and not r.snapshot_due and r is not self.window]
             if len(victims) < len(self.running):
@@ -196,18 +201,19 @@ class Scheduler:
             copies.append(seq.restore)
         return True
 
-    def _chunk(self, request: ScheduledRequest, budget: int, rows: list[StepRow]) -> int:
-        """Add the request's next chunk, at most ``budget`` tokens; returns its size."""
-        if budget <= 0 or request.will_end:
-            return 0
+    def _chunk(self, request: ScheduledRequest, budget: StepBudget, rows: list[StepRow]) -> None:
+        """Add the request's next chunk, as far as ``budget`` allows."""
         start = request.scheduled
-        end = min(start + budget, request.length)
+        allowed = budget.allowed(start)
+        if allowed == 0 or request.will_end:
+            return
+        end = min(start + allowed, request.length)
         points = self._snapshot_points(request, end)
         if points:
             end = points[0]
             request.snapshot_due = True
         rows.append(self._row(request, end))
-        return end - start
+        budget.take(end - start, start)
 
     def _snapshot_points(self, request: ScheduledRequest, end: int) -> list[int]:
         assert request.cache is not None
