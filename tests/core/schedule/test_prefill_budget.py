@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,5 +142,5 @@ class TestGap:
             core.submit(f"r{number}", [(number + i) % 9 for i in range(prompt)], params)
         run(core, answers)
         for times in answers.times.values():
-            gaps = [(b - a) * 1000 for a, b in zip(times, times[1:], strict=False)]
+            gaps = [(b - a) * 1000 for a, b in pairwise(times)]
             assert max(gaps, default=0.0) <= gap_ms

@@ -20,9 +20,9 @@ class StepSpeed:
     """Measured speed of steps. ``decode_ms``: the last step without prompt tokens, of ``decode_rows`` requests; 0 until
     there was one.
 
-    Milliseconds a prompt token adds are a decayed sum of times over a decayed sum of tokens, so that large chunks, whose
-    fixed cost is spread over many tokens, count for more than the few tokens at the end of a prompt. Where the last
-    chunk was slower, it counts alone.
+    The milliseconds that a prompt token adds are a decayed sum of times over a decayed sum of tokens, so that large
+    chunks, whose fixed cost is spread over many tokens, count for more than the few tokens at the end of a prompt.
+    Where the last chunk was slower, it counts alone.
     """
 
     decode_ms: float = 0.0
