@@ -288,9 +288,9 @@ def test_a_hybrid_resumes_from_a_snapshot_and_waits_while_one_is_due(overlap: bo
     core = make_core(page_tokens=4, hybrid=True, overlap=overlap, max_step_tokens=32)
     core.submit("a", prompt(14), wants(2))
     run(core)
-    assert [n for _, n in sum(shapes(core), [])] == [12, 2, 1]
+    assert [n for plan in shapes(core) for _, n in plan] == [12, 2, 1]
     core.submit("b", prompt(14), wants(2))
     answers = run(core)
     assert answers.tokens["b"] == plain_answer(prompt(14), wants(2), 200)[0]
-    assert [n for _, n in sum(shapes(core)[3:], [])] == [2, 1]
+    assert [n for plan in shapes(core)[3:] for _, n in plan] == [2, 1]
     assert not simulated(core).faults
