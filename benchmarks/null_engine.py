@@ -28,6 +28,7 @@ from freetoken.serve.text.token_bytes import byte_level
 from freetoken.serve.text.tokenizer_parts import TokenizerParts
 from freetoken.serve.worker_loop import WorkerLoop
 from freetoken.testing.tiny_tokenizer import END_OF_TURN, tiny_tokenizer
+from freetoken.vocab.hardware import Device
 
 VOCAB = 256
 PAGE_TOKENS = 16
@@ -83,7 +84,8 @@ def null_core(start: NullStart) -> tuple[EngineCore, NullRunner]:
 
 def null_running(core: EngineCore) -> RunningEngine:
     """``core`` as the worker's loop wants it."""
-    return RunningEngine(core, cast(Any, SimpleNamespace(cache=core.cache, moe=None)), cast(Any, None))
+    built = SimpleNamespace(cache=core.cache, moe=None, plan=SimpleNamespace(device=Device()))
+    return RunningEngine(core, cast(Any, built), cast(Any, None))
 
 
 def null_worker(conn: Connection, start: object) -> None:

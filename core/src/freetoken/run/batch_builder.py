@@ -39,6 +39,13 @@ class PageTables:
             self._filled[lane] = len(pages)
         return table
 
+    def gather(self, rows: Sequence[StepRow], width: int) -> np.ndarray:
+        """The first ``width`` page ids of every row, brought up to date: ``[rows, width] int32``, a copy."""
+        for row in rows:
+            self.row(row)
+        gathered: np.ndarray = self._table[[row.lane for row in rows], :width]
+        return gathered
+
 
 class BatchBuilder:
     """Builds batches for up to ``lanes`` sequences of up to ``max_seq_tokens``."""
@@ -56,30 +63,32 @@ class BatchBuilder:
         """The batch of ``plan``; pending rows take their token from ``last_tokens [lanes]`` on the device."""
         rows = plan.rows
         page = self._page
-        query_lens = tuple(len(row.tokens) for row in rows)
-        prefix_lens = tuple(row.prefix_tokens for row in rows)
+        query_lens = tuple([len(row.tokens) for row in rows])
+        prefix_lens = tuple([row.prefix_tokens for row in rows])
+        queries, prefixes = np.array(query_lens, dtype=np.int64), np.array(prefix_lens, dtype=np.int64)
         query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(query_lens, out=query_starts[1:])
-        context = np.array([q + p for q, p in zip(query_lens, prefix_lens, strict=True)], dtype=np.int32)
-        width = max(1, ceil_div(int(context.max()), page))
-        tables = np.stack([self.tables.row(row)[:width] for row in rows])
-        total = int(query_starts[-1])
-        positions = np.concatenate([np.arange(p, p + q) for p, q in zip(prefix_lens, query_lens, strict=True)])
-        owner = np.repeat(np.arange(len(rows)), query_lens)
+        np.cumsum(queries, out=query_starts[1:])
+        context = prefixes + queries
+        tables = self.tables.gather(rows, max(1, ceil_div(int(context.max()), page)))
+        owner = np.arange(len(rows))
+        if int(query_starts[-1]) == len(rows):  # one token each: what most steps are
+            positions = prefixes
+            tokens = np.array([row.tokens[0] for row in rows], dtype=np.int64)
+        else:
+            owner = np.repeat(owner, queries)
+            positions = np.arange(len(owner), dtype=np.int64) + (prefixes - query_starts[:-1])[owner]
+            tokens = np.concatenate([np.array(row.tokens, dtype=np.int64) for row in rows])
         slots = tables[owner, positions // page].astype(np.int64) * page + positions % page
-        tokens = np.empty(total, dtype=np.int64)
-        for index, row in enumerate(rows):
-            tokens[query_starts[index] : query_starts[index + 1]] = row.tokens
         ends = query_starts[1:].astype(np.int64) - 1
         sampled = [i for i, row in enumerate(rows) if row.sample is not None]
         arrays = {
             "tokens": tokens,
-            "positions": positions.astype(np.int64),
+            "positions": positions,
             "kv_slots": slots,
             "state_slots": np.array([row.state_slot for row in rows], dtype=np.int64),
-            "logit_rows": ends[sampled],
+            "logit_rows": ends if len(sampled) == len(rows) else ends[sampled],
             "query_starts": query_starts,
-            "context_lens": context,
+            "context_lens": context.astype(np.int32),
             "page_table": tables,
         }
         pending = [i for i, row in enumerate(rows) if row.pending]
