@@ -1,15 +1,17 @@
-"""Compile every declared key of the op kernels for several cards, without a GPU, and check their shared memory.
+"""Compile every declared key of op kernels and attention for several cards, without a GPU; check their shared memory.
 
     python benchmarks/compile_all.py [--model NAME …] [--card NAME …] [--workers N] [--only OP …]
 
 The models are the published dimensions of Qwen3-30B-A3B and Qwen3.6-35B-A3B. Exit code 1 when a key does not compile or
-takes more shared memory than a block may have on that card.
+takes more shared memory than a block may have on that card. A summary by model and card comes last.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -23,7 +25,7 @@ from freetoken.vocab.ops import OpShape
 from freetoken.warmup.compile_worker import CompileResult, compile_requests
 from freetoken.warmup.enumerate import enumerate_keys
 from freetoken.warmup.keys import short
-from freetoken.warmup.launch_space import build_launch_space
+from freetoken.warmup.launch_space import attention_shape, build_launch_space
 
 QWEN3_30B_A3B: Mapping[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 2,
@@ -55,6 +57,7 @@ MODELS: Mapping[str, tuple[ModelFamilySpec, Mapping[str, Any]]] = {
     "qwen3.6-35b-a3b": (qwen3_5_moe.FAMILY, QWEN36_35B_A3B),
 }
 
+PAGE_TOKENS = 16
 SPACE = StepSpace(
     tokens=Range(1, 8192),
     sequences=Range(1, 64),
@@ -65,13 +68,18 @@ SPACE = StepSpace(
 )
 
 
-def installed_kernels() -> tuple[KernelSpec, ...]:
-    """The kernels with declared launches that installed plugins offer."""
-    found: list[KernelSpec] = []
+def installed(hook: str) -> tuple[Any, ...]:
+    """What installed plugins offer through ``hook``, as far as it declares launches."""
+    found: list[Any] = []
     for entry in entry_points(group="freetoken"):
-        offer = getattr(entry.load(), "freetoken_kernels", None)
+        offer = getattr(entry.load(), hook, None)
         found += [spec for spec in (offer() if offer else ()) if spec.launches is not None]
     return tuple(found)
+
+
+def installed_kernels() -> tuple[KernelSpec, ...]:
+    """The kernels with declared launches that installed plugins offer."""
+    return installed("freetoken_kernels")
 
 
 def model_shapes(name: str, dtype: str = "bfloat16") -> tuple[OpShape, ...]:
@@ -91,10 +99,23 @@ def declared(name: str, specs: Iterable[KernelSpec], device: Device, only: Itera
     return build_launch_space(SPACE, ops, device)
 
 
+def attention_launches(name: str, device: Device, dtype: str = "bfloat16") -> Any:
+    """The launch space of a model's attention, by the first backend with declared launches that serves it."""
+    family, config = MODELS[name]
+    parts = []
+    for group in family.read_config(config, dtype).attention:
+        backend = next((b for b in installed("freetoken_attention_backends") if b.serves(group, dtype)), None)
+        if backend is not None:
+            parts.append((group.name, ((attention_shape(group, dtype, PAGE_TOKENS), backend.launches),)))
+    return build_launch_space(SPACE, parts, device)
+
+
 def compile_for(model: str, card: str, workers: int, only: Iterable[str]) -> tuple[CompileResult, ...]:
     """Compile one model's keys for one card; failures and excesses are printed as they come."""
     device = DEVICES[card]
     requests = enumerate_keys(declared(model, installed_kernels(), device, only)).requests(device)
+    if not only or "attention" in only:
+        requests += enumerate_keys(attention_launches(model, device)).requests(device)
 
     def show(result: CompileResult) -> None:
         note = result.error or f"{result.seconds:5.1f} s, {result.shared_memory_bytes:7d} B shared"
@@ -109,16 +130,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=list(MODELS))
     parser.add_argument("--card", action="append", choices=list(DEVICES))
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", action="append", default=[])
     given = parser.parse_args()
-    bad = total = 0
+    summary, bad, total = [], 0, 0
     for model in given.model or MODELS:
         for card in given.card or DEVICES:
-            limit = DEVICES[card].shared_memory_bytes
+            start, limit = time.perf_counter(), DEVICES[card].shared_memory_bytes
             results = compile_for(model, card, given.workers, given.only)
-            bad += sum(bool(r.error) or r.shared_memory_bytes > limit for r in results)
-            total += len(results)
+            wrong = sum(bool(r.error) or r.shared_memory_bytes > limit for r in results)
+            bad, total = bad + wrong, total + len(results)
+            largest = max((r.shared_memory_bytes for r in results), default=0)
+            summary.append(
+                f"{model:16} {card:8} sm_{DEVICES[card].arch:<3} {len(results):3} keys, {wrong} bad, at most "
+                f"{largest} of {limit} B shared, {time.perf_counter() - start:.0f} s"
+            )
+    print("\n".join(summary))
     print(f"{total} keys, {bad} bad")
     return int(bad > 0)
 

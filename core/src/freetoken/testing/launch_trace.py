@@ -133,7 +133,7 @@ class LaunchTrace:
         plugins: Plugins | None = None,
     ) -> None:
         loaded = plugins if plugins is not None else build_plugins(Selection(), BUILTINS)
-        card = _meta(device)
+        card = card_of(device)
         resolved = planned(config, card, plugins=loaded, options=options)
         self.plan = plan = resolved.plan
         self.target = Target.of(device)
@@ -250,7 +250,7 @@ class LaunchTrace:
         return frozenset(keys)
 
 
-def _meta(device: Device) -> MetaDevice:
+def card_of(device: Device) -> MetaDevice:
     """The same facts; a device that says nothing of its memory gets plenty."""
     return MetaDevice(
         device.kind, device.index, device.name, device.compute_capability, device.multiprocessors,
