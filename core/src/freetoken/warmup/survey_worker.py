@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -11,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from attrs import evolve, frozen
 
-from freetoken.vocab.errors import EngineError
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.launch import Launches, StepPoint, StepSpace, TritonLaunch
 from freetoken.vocab.ops import OpShape
@@ -20,6 +20,7 @@ from freetoken.warmup.launch_space import DeclaredLaunchSpace, OpLaunches, build
 from freetoken.warmup.survey import LibraryUse, Survey, survey, wider
 
 _PART = "op"
+_log = logging.getLogger("freetoken.warmup")
 
 
 @frozen
@@ -38,8 +39,7 @@ class _Job:
 def survey_in_children(launch_space: DeclaredLaunchSpace, workers: int) -> Survey:
     """The same survey as ``survey`` makes, each op walked by a process of its own, ``workers`` at a time.
 
-    An op whose launch function cannot be sent to another process is walked in this one. Raises ``EngineError`` with the
-    child's own words where one fails.
+    An op whose launch function cannot be sent to another process is walked in this one.
     """
     ops = list(dict.fromkeys(op for kind in launch_space.kinds for op in launch_space.ops(kind)))
     with ThreadPoolExecutor(max(1, workers)) as pool:
@@ -60,10 +60,10 @@ def _survey_op(job: _Job) -> Survey:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(command, input=sent, capture_output=True, env=environment, check=False)
     if done.returncode:
+        # What is wrong with the function shows here just as well; what the child could not import, this process has.
         words = done.stderr.decode(errors="replace").strip().splitlines()
-        raise EngineError(
-            f"the launches of {job.shape.op}", words[-1] if words else f"the process ended with {done.returncode}"
-        )
+        _log.info("warmup: %s is walked in this process: %s", job.shape.op, words[-1] if words else done.returncode)
+        return job.run()
     found: Survey = pickle.loads(done.stdout)
     return found
 
