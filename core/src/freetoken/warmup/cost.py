@@ -1,17 +1,17 @@
-"""What a warmup step is expected to take, from measured unit costs; orders of magnitude, said to be estimates."""
+"""What a warmup step is expected to take: estimates from unit costs, said to be estimates."""
 
 from __future__ import annotations
 
 from freetoken.vocab.warmup import Capture, CompileKeys, Forward, LoadKeys, Touch, WarmupStep
 from freetoken.warmup.cover import cost_tokens
 
-COMPILE_KEY_S = 1.2
-LOAD_KEY_S = 0.004
+COMPILE_KEY_S = 1.0  # one core; between 0.2 s for a row kernel and 3 s for a large product's
+LOAD_KEY_S = 0.004  # reading the cache, the launcher and the module, with memory to spare
 SWEEP_ROW_S = 0.0002
 FORWARD_TOKEN_S = 2e-6
 FORWARD_S = 0.004
 CAPTURE_S = 0.5
-"""Measured on one H200 and its host, Triton 3.6, Qwen3-30B-A3B's and Qwen3.6-35B-A3B's dimensions."""
+"""Orders of magnitude on a current card and host; ``freetoken warmup report`` has what a start really took."""
 
 
 def expected_seconds(step: WarmupStep) -> float:
