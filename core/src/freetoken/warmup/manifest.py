@@ -28,6 +28,8 @@ _log = logging.getLogger("freetoken.warmup")
 FORMAT = 1
 FOLDER = "warmup"
 MOST_LATE = 100
+MOST_MANIFESTS = 50
+"""More in one folder are of versions and options long gone; the oldest are deleted."""
 
 
 @frozen
@@ -127,7 +129,16 @@ class ManifestStore:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+        self._prune()
         return path
+
+    def _prune(self) -> None:
+        ages = []
+        for path in self.paths():
+            with contextlib.suppress(FileNotFoundError):  # another server may be pruning too
+                ages.append((path.stat().st_mtime, path))
+        for _, path in sorted(ages)[:-MOST_MANIFESTS]:
+            path.unlink(missing_ok=True)
 
     def add_late(self, manifest: Manifest, note: LateNote) -> Manifest:
         """Append what production met to the newest state of the file, each point once."""
