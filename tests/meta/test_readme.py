@@ -33,7 +33,7 @@ NOT_RUN_HERE = {
     "export PIP_FIND_LINKS=$PWD/dist": "the environment has it set to the fixture's folder",
 }
 SERVE = "freetoken serve --moe-strategy offload --warmup-policy none"
-SMALL = {"FREETOKEN_MAX_SEQ_LEN": "512", "OMP_NUM_THREADS": "1", "FREETOKEN_DEVICE": "cpu"}
+SMALL = {"FREETOKEN_MAX_SEQ_LEN": "64", "OMP_NUM_THREADS": "1", "FREETOKEN_DEVICE": "cpu"}
 
 
 @pytest.fixture
@@ -116,12 +116,10 @@ def test_the_readers_way_from_installation_to_answers(readme: Any, environment: 
         assert curl(asked, url)["choices"][0]["message"]["content"]
         (tmp_path / "remote.py").write_text(remote.replace(SHOWN, url))
         done = environment.run("python remote.py", tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        assert "Paris" in done.stdout, done.stderr
     (tmp_path / "local.py").write_text(local)
     done = environment.run("python local.py", tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert "Paris" in done.stdout, done.stderr
 
 
 def test_the_table_of_packages_lists_those_there_are(readme: Any) -> None:
