@@ -6,14 +6,18 @@ Nothing here imports torch before ``prepare`` has set going what can run beside 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from multiprocessing.connection import Connection
 
+from freetoken.config.engine_options import CoreOptions
+from freetoken.memory.threads import compute_threads, thread_environment
 from freetoken.serve.messages import Progress, StartFailed
 from freetoken.serve.prepare import prepare
 from freetoken.serve.start import EngineStart
 from freetoken.serve.start_clock import StartClock
 from freetoken.vocab.errors import CheckpointError, FreeTokenError, Refusal, UsageError
+from freetoken.vocab.hardware import Hardware
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _log = logging.getLogger("freetoken.engine")
@@ -32,12 +36,21 @@ def worker_main(conn: Connection, start: object) -> None:
         conn.send(StartFailed(error.refusal, retry=True))
 
 
+def set_thread_environment(hardware: Hardware, options: CoreOptions) -> None:
+    """How torch's threads wait, before it is imported; what the user has set stays."""
+    kind = "cpu" if options.device == "cpu" or not hardware.accelerators else "cuda"
+    threads = compute_threads(hardware.cores, options.threads, device_kind=kind)
+    for name, value in thread_environment(threads).items():
+        os.environ.setdefault(name, value)
+
+
 def _run(conn: Connection, start: EngineStart) -> None:
     began = time.perf_counter()
     clock = StartClock(lambda phase, part, detail: conn.send(Progress(phase, part, detail)))
     try:
         clock("plugins", 0.0, "")
         prepared = prepare(start)
+        set_thread_environment(prepared.hardware, start.options)
         clock("libraries", 0.0, "torch")
         from freetoken.serve.engine_start import start_engine
         from freetoken.serve.worker_loop import WorkerLoop, ready_message
