@@ -25,11 +25,12 @@ _MODULE = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 PROMPTS: tuple[str, ...] = _MODULE.PROMPTS
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+EXACT: dict[str, Any] = {"dtype": "float32", "kernel": ("linear=torch", "embedding=torch")}  # weights in float32 too
 
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_path), dtype="float32", max_seq_len=2048, prefix_cache=False) as engine:
+    with LLM(str(smollm2_path), **EXACT, max_seq_len=2048, prefix_cache=False) as engine:
         yield engine
 
 
@@ -75,7 +76,7 @@ def test_chunked_and_crowded_runs_give_the_same_tokens(
 ) -> None:
     """Chunks of seven tokens, four requests at once, and a cache so small that requests are preempted."""
     with LLM(
-        str(smollm2_path), dtype="float32", max_seq_len=512, max_prefill_tokens=7, max_running_requests=4, kv_tokens=528
+        str(smollm2_path), **EXACT, max_seq_len=512, max_prefill_tokens=7, max_running_requests=4, kv_tokens=528
     ) as small:
         assert [c.token_ids for c in small.generate(prompts, GREEDY)] == answers
         assert small.running.built.cache.stats().pages_used == 0
@@ -84,7 +85,7 @@ def test_chunked_and_crowded_runs_give_the_same_tokens(
 def test_prefix_cached_runs_give_the_same_tokens(
     smollm2_path: Path, prompts: list[list[int]], answers: list[tuple[int, ...]]
 ) -> None:
-    with LLM(str(smollm2_path), dtype="float32", max_seq_len=2048) as cached:
+    with LLM(str(smollm2_path), **EXACT, max_seq_len=2048) as cached:
         cached.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
         again = cached.generate(prompts, GREEDY)
         assert [c.token_ids for c in again] == answers
