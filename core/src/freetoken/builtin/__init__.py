@@ -1,4 +1,4 @@
-"""The plugins that ship with the core. They come in by the same hooks as strangers' do; only their loading is listed."""
+"""The plugins that ship with the core. They come in by the hooks that strangers use; only their loading is listed."""
 
 from __future__ import annotations
 
