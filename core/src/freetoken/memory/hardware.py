@@ -10,7 +10,7 @@ import psutil
 
 from freetoken.memory.cgroup import cpu_quota, memory_limit
 from freetoken.memory.cuda_driver import CudaReport, usable_cuda
-from freetoken.vocab.hardware import Device, Hardware
+from freetoken.vocab.hardware import Hardware
 from freetoken.vocab.units import KIB
 
 log = logging.getLogger(__name__)
