@@ -12,7 +12,13 @@ from freetoken.vocab.errors import CheckpointError
 ALL = (llama, qwen2, qwen3, mixtral, qwen3_moe, qwen3_5_moe, qwen3_next)
 SPARSE = (mixtral, qwen3_moe, qwen3_5_moe, qwen3_next)
 HYBRID = (qwen3_5_moe, qwen3_next)
-_GONE = object()
+class _Gone:
+    """The key is taken out of the configuration."""
+
+    NAME = "gone"
+
+
+_GONE = _Gone()
 
 CASES = [
     *((m, key, value) for m in ALL for key, value in (
