@@ -12,6 +12,8 @@ from freetoken.vocab.errors import CheckpointError
 ALL = (llama, qwen2, qwen3, mixtral, qwen3_moe, qwen3_5_moe, qwen3_next)
 SPARSE = (mixtral, qwen3_moe, qwen3_5_moe, qwen3_next)
 HYBRID = (qwen3_5_moe, qwen3_next)
+
+
 class _Gone:
     """The key is taken out of the configuration."""
 
