@@ -37,6 +37,13 @@ class PlainAnswers:
             self._asked[key] = tokens
         return self._known[key][:tokens]
 
+    def text(self, prompt: Sequence[int], tokens: int) -> str | None:
+        """The same as text; ``None`` where there is a near tie, so that a server may rightly say something else."""
+        if len(self.answer(prompt, tokens)) < tokens:
+            return None
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return self._llm.generate([list(prompt)], params)[0].text
+
     def close(self) -> None:
         self._llm.close()
 

@@ -53,6 +53,9 @@ def _report(services: Services) -> dict[str, object]:
         "restarts": status.restarts,
         "running": stats.running,
         "waiting": stats.waiting,
+        "kv_pages_used": stats.kv_pages_used,
+        "kv_pages_cached": stats.kv_pages_cached,
+        "kv_pages_total": stats.kv_pages_total,
         "late_events": {"compiles": stats.late_compiles, "loads": stats.late_loads},
     }
     if status.reason:
