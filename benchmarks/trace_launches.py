@@ -133,14 +133,14 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--card", choices=list(DEVICES), default="h200")
     parser.add_argument("--tokens", type=int, nargs=2, default=(1, MAX_TOKENS), metavar=("LOW", "HIGH"))
-    parser.add_argument("--every", type=int, default=1, help="only every Nth token count")
+    parser.add_argument("--every", type=int, default=1, help="above 64 tokens only every Nth count")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     low, high = given.tokens
     bad = 0
     for model in given.model or MODELS:
         start = time.perf_counter()
-        counts = range(low, high + 1, given.every)
+        counts = sorted({*range(low, min(high, 64) + 1), *range(low, high + 1, given.every)})
         shares = [counts[i :: 4 * given.workers] for i in range(4 * given.workers)]
         with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
             jobs = [pool.submit(_walk_in_worker, model, given.card, share) for share in shares if len(share)]
