@@ -40,7 +40,7 @@ serve: $(VENV)/.model
 	$(BIN)/freetoken serve --model $(MODEL)
 
 test: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not gpu" tests
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

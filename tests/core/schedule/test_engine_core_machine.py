@@ -6,7 +6,9 @@ Requests come, are aborted, run out of time and fail at every moment; after ever
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -143,6 +145,14 @@ EngineMachine.TestCase.settings = settings(
     max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEngineMachine = EngineMachine.TestCase
-logging.getLogger("freetoken.engine").setLevel(logging.CRITICAL)  # failed steps are meant
-
 assert EOS < VOCAB
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet_engine() -> Iterator[None]:
+    """Failed steps are meant here, and there are thousands; other modules want to see theirs."""
+    logger = logging.getLogger("freetoken.engine")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
