@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+from tokenizers import decoders
 from torch import Tensor
 
 from freetoken.builtin.weight_formats import freetoken_weight_formats
@@ -20,7 +21,9 @@ from freetoken.models.decoder import Decoder
 from freetoken.models.expert_layout import LAYOUTS
 from freetoken.models.moe_block import MoE
 from freetoken.serve.text.gguf_tokenizer import parts_from_gguf
+from freetoken.serve.text.token_bytes import byte_level
 from freetoken.testing.checkpoints import expert_tensors, write_checkpoint
+from freetoken.vocab.errors import CheckpointError
 from freetoken.vocab.weight import Source
 from freetoken.weights.checkpoint import Checkpoint, TokenizerSource, open_checkpoint
 
@@ -40,7 +43,8 @@ def upcycle(
     """Write the sparse twin of the dense Llama in ``source`` (a directory or a GGUF file), with its tokenizer.
 
     Weights are dequantised to ``dtype``; each layer is a file of its own, so that one layer at a time is in memory.
-    SmolLM2-135M with eight experts takes 2.8 GB in float32. Raises ``CheckpointError`` for a source that is no Llama.
+    SmolLM2-135M with eight experts takes 2.8 GB in float32. Raises ``CheckpointError`` for a source that is no Llama,
+    or whose tokenizer is not byte-level.
     """
     with open_checkpoint(source, tuple(freetoken_weight_formats())) as checkpoint:
         config = sparse_config(checkpoint.config, experts, top_k)
@@ -113,6 +117,9 @@ def _write_tokenizer(source: TokenizerSource, directory: Path) -> None:
     if source.gguf is None:
         return
     parts = parts_from_gguf(source.gguf)
+    if parts.spelling is not byte_level:
+        raise CheckpointError("the tokenizer of an upcycled checkpoint", "only byte-level ones are written")
+    parts.backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     parts.backend.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
