@@ -75,6 +75,7 @@ class LLM:
             self._text = text_side(checkpoint, family)
         self._running = start_engine(start, report, prepare(start, loaded))
         self._ids = itertools.count()
+        self._answers: dict[str, _Answer] = {}
 
     @property
     def plan(self) -> Any:
@@ -128,34 +129,52 @@ class LLM:
         return self._text.tokenizer.encode(self._text.template.render(messages, **template), add_special=False)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
-        core = self._running.core
-        ids = [f"llm-{next(self._ids)}" for _ in prompts]
-        answers = {i: _Answer(self._text.tokenizer, p) for i, p in zip(ids, params, strict=True)}
-        for request_id, prompt, wishes in zip(ids, prompts, params, strict=True):
-            core.submit(request_id, prompt, wishes)
-        while not core.idle:
-            for output in core.step():
-                if answers[output.request_id].take(output):
-                    core.abort(output.request_id)
-        return [answers[i].completion(prompt) for i, prompt in zip(ids, prompts, strict=True)]
+        answers: list[_Answer] = []
+        try:
+            for prompt, wishes in zip(prompts, params, strict=True):
+                answers.append(self._submit(prompt, wishes))
+            while not all(answer.finish for answer in answers):
+                self._step()
+        finally:
+            self._drop(answers)
+        return [answer.completion(prompt) for answer, prompt in zip(answers, prompts, strict=True)]
 
     def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[str]:
-        core = self._running.core
-        request_id = f"llm-{next(self._ids)}"
-        answer = _Answer(self._text.tokenizer, params)
-        core.submit(request_id, prompt, params)
+        answer = self._submit(prompt, params)
         told = 0
         try:
-            while not core.idle and not answer.finish:
-                for output in core.step():
-                    if output.request_id == request_id:
-                        answer.take(output)
-                if len(answer.text) > told:
-                    yield answer.text[told:]
-                    told = len(answer.text)
+            while not answer.finish or len(answer.text) > told:  # others' steps may have finished it
+                piece = answer.text[told:]
+                told = len(answer.text)
+                if piece:
+                    yield piece
+                else:
+                    self._step()
         finally:
-            core.abort(request_id)
+            self._drop([answer])
         answer.completion(prompt)  # raises what the engine reported
+
+    def _submit(self, prompt: list[int], params: SamplingParams) -> _Answer:
+        request_id = f"llm-{next(self._ids)}"
+        self._running.core.submit(request_id, prompt, params)
+        self._answers[request_id] = answer = _Answer(request_id, self._text.tokenizer, params)
+        return answer
+
+    def _step(self) -> None:
+        """One step of the engine; every answer that is waited for, here or by an open stream, gets its news."""
+        for output in self._running.core.step():
+            answer = self._answers.get(output.request_id)
+            if answer is not None and answer.take(output):
+                self._running.core.abort(output.request_id)
+
+    def _drop(self, answers: Sequence[_Answer]) -> None:
+        """Nobody waits for these any more."""
+        core = self._running.core
+        for answer in answers:
+            del self._answers[answer.request_id]
+            core.abort(answer.request_id)
+        while not self._answers and not core.idle:  # a step in flight
+            core.step()
 
     def close(self) -> None:
         """Tell the plugins that the engine stops. The weights go with the last reference."""
@@ -173,7 +192,8 @@ class LLM:
 class _Answer:
     """Collects one request's outputs and turns them into text."""
 
-    def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
+    def __init__(self, request_id: str, tokenizer: Any, params: SamplingParams) -> None:
+        self.request_id = request_id
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(params.stop)
         self._tokens: list[int] = []
