@@ -261,6 +261,8 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
     for tokens, params, word in (
         ([], GREEDY, "at least one token"),
         (prompt(20), GREEDY, "the longest context is 20 tokens"),
+        ([1, VOCAB], GREEDY, f"the vocabulary has {VOCAB} tokens"),
+        ([-1, 2], GREEDY, f"the vocabulary has {VOCAB} tokens"),
         (prompt(3), SamplingParams(logit_bias=((VOCAB, 1.0),)), f"the vocabulary has {VOCAB} tokens"),
     ):
         with pytest.raises(UsageError) as refused:

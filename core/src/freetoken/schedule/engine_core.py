@@ -130,6 +130,9 @@ class EngineCore:
                 f"the longest context is {self.limits.max_context_tokens} tokens, one of them for the answer",
                 "shorten the prompt, or raise --max-seq-len or --kv-tokens",
             )
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            odd = next(token for token in prompt if not 0 <= token < self.vocab_size)
+            raise UsageError(f"token {odd} in a prompt", f"the vocabulary has {self.vocab_size} tokens, counted from 0")
         unknown = [token for token, _ in params.logit_bias if not 0 <= token < self.vocab_size]
         if unknown:
             raise UsageError(
