@@ -83,7 +83,7 @@ def make(subject: Subject, longest: int, spare_tokens: int, snapshots: int, over
     return llm
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rounds=st.lists(crowds, min_size=1, max_size=3), sizes=sizes)
 def test_every_run_gives_the_plain_tokens(subject: Subject, rounds: list[Any], sizes: dict[str, Any]) -> None:
     """Several crowds, one after the other on one cache; then nothing is held."""
