@@ -24,8 +24,8 @@ def compute_threads(cores: int, asked: int | None = None, *, device_kind: str = 
 def thread_environment(threads: int) -> dict[str, str]:
     """Variables to set in the engine process before torch is imported, where the user has not set them.
 
-    Threads that wait between operators spin for a moment and then sleep. SmolLM2 on two idle cores, tokens a second of 1
-    and of 8 streams: spinning without end 36 and 169, this 33 and 147, sleeping at once 19 and 93. Beside another
+    Threads that wait between operators spin for a moment and then sleep. SmolLM2 on two idle cores, tokens a second of
+    1 and of 8 streams: spinning without end 36 and 169, this 33 and 147, sleeping at once 19 and 93. Beside another
     process that wants a core, spinning without end made an operator take 11 ms instead of 1.
     """
     return {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "10000"}
