@@ -9,11 +9,12 @@ WORKERS ?= 2
 # Two test workers with two threads each would fight over two cores; see docs/decisions/0004-test-threads.md.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help serve test check fix wheels docs compile-all clean
+.PHONY: help serve test fuzz check fix wheels docs compile-all clean
 
 help:
 	@echo "make serve        install FreeToken and a small chat model, and serve it at http://127.0.0.1:1919"
 	@echo "make test         run all tests that need no GPU"
+	@echo "make fuzz         the same, with property tests drawing new examples at each run"
 	@echo "make check        lint, types and import floors"
 	@echo "make fix          let ruff format and repair"
 	@echo "make docs         write docs/options.md and docs/hooks.md anew"
@@ -40,6 +41,9 @@ serve: $(VENV)/.model
 	$(BIN)/freetoken serve --model $(MODEL)
 
 test: $(VENV)/.dev
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --hypothesis-profile=ci -m "not gpu" tests
+
+fuzz: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not gpu" tests
 
 check: $(VENV)/.dev

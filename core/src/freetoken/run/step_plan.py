@@ -45,6 +45,12 @@ class StepRow:
     def context_tokens(self) -> int:
         return self.prefix_tokens + len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether this is the next token of a request that has had one, not a piece of a prompt (which may also be a
+        single token)."""
+        return len(self.tokens) == 1 and self.sample is not None and self.sample.step > 0
+
 
 @frozen(eq=False)
 class StepPlan:

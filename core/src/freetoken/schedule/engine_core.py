@@ -272,7 +272,7 @@ class EngineCore:
         return [self._output(item, logprobs.get(item.request.request_id)) for item in news]
 
     def _observe(self, plan: StepPlan, start: float) -> None:
-        chunks = [(len(row.tokens), row.context_tokens) for row in plan.rows if len(row.tokens) > 1]
+        chunks = [(len(row.tokens), row.context_tokens) for row in plan.rows if not row.decodes]
         tokens = sum(n for n, _ in chunks)
         context = sum(n * end for n, end in chunks) / max(tokens, 1)
         # A step that was launched while another ran has not begun before that one was done.
