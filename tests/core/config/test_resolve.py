@@ -177,6 +177,12 @@ def test_a_kernel_that_was_asked_for() -> None:
     assert {k.choice.because for k in found.kernels if k.shape.op == "linear"} == {"asked for"}
 
 
+def test_a_kernel_for_an_op_that_the_model_lacks_is_refused() -> None:
+    found = refusal(options=CoreOptions(kernel=("l2norm=torch",)))
+    assert (found.asked, found.found) == ("--kernel l2norm=torch", "this model never computes l2norm")
+    assert "linear" in found.fix
+
+
 def test_a_kernel_of_another_name_lists_those_of_the_op() -> None:
     found = refusal(options=CoreOptions(kernel=("linear=nothing",)))
     assert found.asked == "--kernel linear=nothing"

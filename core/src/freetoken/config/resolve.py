@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from attrs import evolve, frozen
 
@@ -173,6 +173,7 @@ def _choose_kernels(
     """One kernel a shape; each distinct shape is decided once."""
     overrides = kernel_overrides(options.kernel)
     shapes = list(needs.shapes.values()) + [s for _, part in needs.parts for s in part]
+    _refuse_idle(overrides, {shape.op for shape in shapes})
     kernels: dict[OpShape, KernelSpec] = {}
     choices = []
     for shape in dict.fromkeys(shapes):
@@ -186,6 +187,15 @@ def _choose_kernels(
         kernels[shape] = spec
         choices.append(KernelChoice(shape, choice))
     return kernels, tuple(choices)
+
+
+def _refuse_idle(overrides: Mapping[str, str], ops: Set[str]) -> None:
+    """An override that would change nothing is a mistake that its writer should hear of."""
+    for op, name in overrides.items():
+        if op not in ops:
+            raise RefusedPlan(
+                f"--kernel {op}={name}", f"this model never computes {op}", f"its ops are {', '.join(sorted(ops))}"
+            )
 
 
 def _attention_setup(inputs: Inputs, spec: ModelSpec, limits: Limits, page: int, device: Device, dtype: str,

@@ -107,13 +107,15 @@ class BankPart:
 
 @frozen
 class KernelSetup:
-    """What a kernel is loaded for. ``dequantise`` is the formats' reference, for kernels that pack through it."""
+    """What a kernel is loaded for. ``dequantise`` is the formats' reference, for kernels that pack through it;
+    ``options`` is an instance of ``KernelSpec.options``."""
 
     shape: OpShape
     device: Device
     dtype: str
     dequantise: Callable[[StoredTensor], Tensor]
     threads: int = 1
+    options: object = None
 
 
 @frozen

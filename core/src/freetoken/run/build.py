@@ -18,7 +18,6 @@ from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.protocols import LoadedKernel, ModelParts, MoEStrategy
 from freetoken.run.batch_builder import BatchBuilder
 from freetoken.run.create import (
-    OptionsOf,
     attention_limits,
     create_attention,
     create_caches,
@@ -27,7 +26,7 @@ from freetoken.run.create import (
     window_tokens,
 )
 from freetoken.run.engine import Engine
-from freetoken.run.loader import WeightPacker, load_kernels
+from freetoken.run.loader import OptionsOf, WeightPacker, load_kernels
 from freetoken.run.peak import measure_peak, take_step_memory
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
@@ -85,7 +84,9 @@ def build_engine(
     warming = begin_warmup(resolved, catalogs, options_of, report, memory)  # compiles beside the weights
     layers = kind_layers(warming.space)
     attention = create_attention(plan, catalogs, options_of)
-    kernels = load_kernels(resolved.kernels, plan.device, plan.dtype, lambda t: _dequantise(checkpoint, t), num_threads)
+    kernels = load_kernels(
+        resolved.kernels, plan.device, plan.dtype, lambda t: _dequantise(checkpoint, t), num_threads, options_of
+    )
     moe = create_moe(resolved, catalogs, kernels, options_of)
     weights = _load(resolved, checkpoint, kernels, moe, report)
     parts = ModelParts(weights, OpTable(kernels), attention, moe, plan.device, plan.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from attrs import evolve
 
@@ -21,11 +21,9 @@ from freetoken.plugin.protocols import (
     MoEStrategy,
 )
 from freetoken.plugin.specs import MoEStrategySpec
+from freetoken.run.loader import OptionsOf
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.plan import Plan, Sizing
-
-OptionsOf = Callable[[type | None], object]
-"""Finds the instance of a plugin's option class."""
 
 
 def create_attention(plan: Plan, catalogs: Catalogs, options_of: OptionsOf) -> dict[str, AttentionBackend]:

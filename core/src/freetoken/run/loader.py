@@ -15,6 +15,9 @@ from freetoken.vocab.hardware import Device
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.weight import StoredTensor, WeightSlot
 
+OptionsOf = Callable[[type | None], object]
+"""An instance of an owner's option class, with what was given; ``None`` for ``None``."""
+
 
 def load_kernels(
     kernels: Mapping[OpShape, KernelSpec],
@@ -22,9 +25,13 @@ def load_kernels(
     dtype: str,
     dequantise: Callable[[StoredTensor], torch.Tensor],
     threads: int,
+    options_of: OptionsOf,
 ) -> dict[OpShape, LoadedKernel]:
     """Load every chosen kernel once for each shape it serves."""
-    return {shape: spec.load(KernelSetup(shape, device, dtype, dequantise, threads)) for shape, spec in kernels.items()}
+    return {
+        shape: spec.load(KernelSetup(shape, device, dtype, dequantise, threads, options_of(spec.options)))
+        for shape, spec in kernels.items()
+    }
 
 
 @define

@@ -6,7 +6,8 @@ from attrs import frozen
 
 from freetoken.config.resolve import Resolved
 from freetoken.plugin.catalog import Catalogs
-from freetoken.run.create import OptionsOf, planned_moe
+from freetoken.run.create import planned_moe
+from freetoken.run.loader import OptionsOf
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.launch import Launch, Launches, StepPoint
 from freetoken.vocab.ops import OpShape

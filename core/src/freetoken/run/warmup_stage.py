@@ -8,6 +8,7 @@ from attrs import frozen
 
 from freetoken.config.resolve import Resolved
 from freetoken.plugin.catalog import Catalogs
+from freetoken.run.loader import OptionsOf
 from freetoken.run.warmup import Scratch, WarmupOutcome, WarmupRun
 from freetoken.run.warmup_device import WarmupDevice
 from freetoken.run.warmup_memory import WarmupMemory
@@ -16,7 +17,6 @@ from freetoken.vocab.plan import Plan
 from freetoken.vocab.warmup import Known
 from freetoken.warmup.launch_space import DeclaredLaunchSpace
 
-OptionsOf = Callable[[type | None], object]
 StartReport = Callable[[str, float, str], None]
 
 

@@ -138,7 +138,7 @@ class LaunchTrace:
         self.plan = plan = resolved.plan
         self.target = Target.of(device)
         self.space: DeclaredLaunchSpace = launch_space_of(resolved, loaded)
-        kernels = load_kernels(resolved.kernels, card, plan.dtype, lambda t: t.parts["data"], 1)
+        kernels = load_kernels(resolved.kernels, card, plan.dtype, lambda t: t.parts["data"], 1, _defaults)
         attention = create_attention(plan, loaded.catalogs, _defaults)
         moe = create_moe(resolved, loaded.catalogs, kernels, _defaults)
         packer = WeightPacker(
