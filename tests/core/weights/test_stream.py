@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,6 +76,49 @@ def test_released_pages_read_the_same_again(write_folder: Write, formats: Format
         taken = Taken()
         load_weights(checkpoint, slots, taken, dtype="float32")
         assert torch.equal(torch.cat(taken.tensors["a"] + taken.tensors["b"]), weight)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_take_slots_side_by_side(write_folder: Write, formats: Formats, workers: int) -> None:
+    """Oracle: the tensors as written. A barrier shows that ``workers`` deliveries run at once, a counter that no more
+    do, and that tensors stay readable to the end of their own delivery."""
+    written = {f"w{i}": torch.randn(40, 100) for i in range(2 * workers)}
+    checkpoint = open_checkpoint(write_folder(written), formats)
+    slots = [WeightSlot(name, "linear", (Source(name),), (40, 100)) for name in written]
+    taken, meeting, inside, most = Taken(), threading.Barrier(workers, timeout=20), 0, 0
+    lock = threading.Lock()
+
+    def deliver(slot: WeightSlot, tensors: Sequence[StoredTensor]) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        meeting.wait()
+        with lock:
+            taken(slot, tensors)
+            inside -= 1
+
+    told: list[float] = []
+    load_weights(checkpoint, slots, deliver, dtype="float32", workers=workers, report=lambda f, _: told.append(f))
+    assert most == workers
+    assert all(torch.equal(taken.tensors[name][0], weight) for name, weight in written.items())
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_a_workers_error_ends_the_stream(write_folder: Write, formats: Formats) -> None:
+    written = {f"w{i}": torch.ones(2, 3) for i in range(9)}
+    checkpoint = open_checkpoint(write_folder(written), formats)
+    seen: list[str] = []
+
+    def deliver(slot: WeightSlot, _: Sequence[StoredTensor]) -> None:
+        seen.append(slot.name)
+        raise CheckpointError(f"keep {slot.name}", "it is too large")
+
+    slots = [WeightSlot(name, "linear", (Source(name),), (2, 3)) for name in written]
+    with pytest.raises(CheckpointError, match="keep w0"):
+        load_weights(checkpoint, slots, deliver, dtype="float32", workers=2)
+    assert len(seen) < len(slots)
 
 
 def test_refusals_come_before_the_first_delivery(write_folder: Write, formats: Formats) -> None:

@@ -12,6 +12,7 @@ from freetoken.config.facts import CheckpointFacts, WeightNeeds, find_family, we
 from freetoken.config.limits import Limits, decide_kv_tokens, decide_limits, round_up
 from freetoken.config.weight_memory import activation_claim, packed_weights_claim
 from freetoken.memory.broker import DEVICE, claims_on, needed_bytes
+from freetoken.memory.threads import compute_threads, loading_threads
 from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.protocols import AttentionLimits, AttentionSetup, ExpertLayer, MoESetup
 from freetoken.plugin.specs import AttentionBackendSpec, KernelSpec, ModelFamilySpec, MoEStrategySpec
@@ -209,7 +210,8 @@ def _dense_claims(
     attention: list[tuple[AttentionBackendSpec, Choice, int]], page: int, device: Device, dtype: str,
 ) -> tuple[MemoryClaim, ...]:  # fmt: skip
     claims = [MemoryClaim("runtime", "interpreter and libraries", RUNTIME_BYTES)]
-    claims.append(packed_weights_claim(needs, kernels, dtype))
+    compute = compute_threads(inputs.hardware.cores, inputs.options.threads, device_kind=device.kind)
+    claims.append(packed_weights_claim(needs, kernels, dtype, loading_threads(compute, device.kind)))
     for backend, _, index in attention:
         claims += backend.workspace(_attention_setup(inputs, spec, limits, page, device, dtype, backend, index))
     claims.append(activation_claim(spec, needs, limits.max_prefill_tokens, limits.max_running_requests, dtype))

@@ -13,8 +13,11 @@ from freetoken.vocab.model_spec import ModelSpec
 from freetoken.vocab.ops import OpShape
 
 
-def packed_weights_claim(needs: WeightNeeds, kernels: Mapping[OpShape, KernelSpec], dtype: str) -> MemoryClaim:
-    """All parameters outside the experts, as the chosen kernels keep them; the peak adds the largest one in flight."""
+def packed_weights_claim(
+    needs: WeightNeeds, kernels: Mapping[OpShape, KernelSpec], dtype: str, loaders: int
+) -> MemoryClaim:
+    """All parameters outside the experts, as the chosen kernels keep them; the peak adds the largest one for each of
+    the ``loaders``, as it is packed or in ``dtype``, whichever is more."""
     total = largest = 0
     shared: set[tuple[object, ...]] = set()
     for slot in needs.slots:
@@ -23,8 +26,10 @@ def packed_weights_claim(needs: WeightNeeds, kernels: Mapping[OpShape, KernelSpe
         if slot.kind == "vector":
             size = prod(slot.shape) * itemsize_bytes(slot.dtype or dtype)
         else:
-            kernel = kernels[needs.shapes[slot.name]]
-            size = kernel.packed_bytes(needs.shapes[slot.name])
+            shape = needs.shapes[slot.name]
+            kernel = kernels[shape]
+            size = kernel.packed_bytes(shape)
+            largest = max(largest, shape.rows * shape.cols * itemsize_bytes(dtype))
             if kernel.packing:
                 identity = (kernel.packing, slot.sources)
                 if identity in shared:  # tied embeddings: one copy serves both
@@ -32,7 +37,7 @@ def packed_weights_claim(needs: WeightNeeds, kernels: Mapping[OpShape, KernelSpe
                 shared.add(identity)
         total += size
         largest = max(largest, size)
-    return MemoryClaim("weights", "parameters outside the experts", total, total + largest)
+    return MemoryClaim("weights", "parameters outside the experts", total, total + loaders * largest)
 
 
 def activation_claim(spec: ModelSpec, needs: WeightNeeds, tokens: int, rows: int, dtype: str) -> MemoryClaim:

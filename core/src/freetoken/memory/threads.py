@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ENGINE_ALONE_CORES = 4  # from here on a core is left to the HTTP process, which tokenises and streams
+MOST_LOADING = 4
 DEVICE_THREADS = 4  # with the work on a GPU: copies and index arithmetic only
 
 
@@ -19,6 +20,12 @@ def compute_threads(cores: int, asked: int | None = None, *, device_kind: str = 
     if device_kind != "cpu":
         return min(cores, DEVICE_THREADS)
     return cores if cores < ENGINE_ALONE_CORES else cores - 1
+
+
+def loading_threads(compute: int, device_kind: str) -> int:
+    """Threads that pack weights side by side, each with operators of one thread. Packing is made of many short
+    operators, which two threads each slow down rather than speed up; each thread holds one more matrix in memory."""
+    return min(compute, MOST_LOADING) if device_kind == "cpu" else 1
 
 
 def thread_environment(threads: int) -> dict[str, str]:

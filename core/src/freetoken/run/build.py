@@ -12,7 +12,7 @@ from freetoken.config.resolve import Resolved
 from freetoken.kv.manager import CacheManager
 from freetoken.memory.measure import device_free_bytes
 from freetoken.memory.sizing import size_after_measure
-from freetoken.memory.threads import compute_threads
+from freetoken.memory.threads import compute_threads, loading_threads
 from freetoken.ops.table import OpTable
 from freetoken.plugin.catalog import Catalogs
 from freetoken.plugin.protocols import LoadedKernel, ModelParts, MoEStrategy
@@ -79,16 +79,19 @@ def build_engine(
     """Load, size, assemble, capture and warm. Raises ``CheckpointError`` for files without what the plan needs."""
     plan, device = resolved.plan, resolved.plan.device.torch_name
     num_threads = compute_threads(plan.hardware.cores, threads, device_kind=plan.device.kind)
-    if plan.device.kind == "cpu":
-        torch.set_num_threads(num_threads)
     warming = begin_warmup(resolved, catalogs, options_of, report, memory)  # compiles beside the weights
     layers = kind_layers(warming.space)
     attention = create_attention(plan, catalogs, options_of)
     kernels = load_kernels(
         resolved.kernels, plan.device, plan.dtype, lambda t: _dequantise(checkpoint, t), num_threads, options_of
     )
-    moe = create_moe(resolved, catalogs, kernels, options_of)
-    weights = _load(resolved, checkpoint, kernels, moe, report)
+    moe = create_moe(resolved, catalogs, kernels, options_of, None if memory is None else memory.cache_dir)
+    loaders = loading_threads(num_threads, plan.device.kind)
+    if plan.device.kind == "cpu":
+        torch.set_num_threads(1)  # of each loader's operators
+    weights = _load(resolved, checkpoint, kernels, moe, report, loaders)
+    if plan.device.kind == "cpu":
+        torch.set_num_threads(num_threads)
     parts = ModelParts(weights, OpTable(kernels), attention, moe, plan.device, plan.dtype)
     model = resolved.family.build(plan.model, parts)
     sample = kernels[_sample_shape(resolved)].call
@@ -123,6 +126,7 @@ def _load(
     kernels: Mapping[OpShape, LoadedKernel],
     moe: MoEStrategy | None,
     report: Report,
+    workers: int,
 ) -> dict[str, Any]:
     """Stream the weights through the kernels' packing."""
     plan = resolved.plan
@@ -144,6 +148,7 @@ def _load(
         device=plan.device.torch_name,
         ignored=resolved.family.ignored_tensors,
         report=lambda fraction, detail: report("weights", fraction, detail),
+        workers=workers,
     )
     return packer.finish()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def load_kernels(
 
 @define
 class WeightPacker:
-    """Takes slots from the stream (``deliver``) and collects ``weights`` by slot name.
+    """Takes slots from the stream (``deliver``, from several threads at once) and collects ``weights`` by slot name.
 
     A matrix becomes a callable that is bound to its kernel; a vector becomes a tensor in its dtype; an expert goes to
     the MoE strategy. Kernels that share a packing share one copy of a matrix that feeds two slots (tied embeddings).
@@ -51,6 +52,7 @@ class WeightPacker:
     moe: MoEStrategy | None
     weights: dict[str, Any] = field(factory=dict)
     _shared: dict[tuple[object, ...], Any] = field(factory=dict)
+    _lock: Lock = field(factory=Lock)
 
     def deliver(self, slot: WeightSlot, tensors: Sequence[StoredTensor]) -> None:
         """One complete slot; its tensors are valid only during the call."""
@@ -65,7 +67,9 @@ class WeightPacker:
             assert self.moe is not None
             assert slot.layer is not None
             assert slot.expert is not None
-            self.moe.accept(slot.layer, slot.expert, kernel.pack(tensors))
+            packed = kernel.pack(tensors)
+            with self._lock:  # a strategy is told one thing at a time
+                self.moe.accept(slot.layer, slot.expert, packed)
             return
         self.weights[slot.name] = _bound(kernel.call, self._packed(slot, shape, kernel.pack, tensors))
 
@@ -76,9 +80,10 @@ class WeightPacker:
         if not packing:
             return pack(tensors)
         key = (packing, slot.sources)
-        if key not in self._shared:
-            self._shared[key] = pack(tensors)
-        return self._shared[key]
+        with self._lock:
+            if key not in self._shared:
+                self._shared[key] = pack(tensors)
+            return self._shared[key]
 
     def _vector(self, slot: WeightSlot, tensors: Sequence[StoredTensor]) -> torch.Tensor:
         pieces = [self.dequantise(t).reshape(t.shape) for t in tensors]

@@ -1,8 +1,10 @@
-"""The weight stream: stored tensors, in file order, handed over slot by slot with one slot in flight."""
+"""The weight stream: stored tensors, in file order, handed over slot by slot with a few slots in flight."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from freetoken.vocab.units import GIB, MIB
 from freetoken.vocab.weight import Source, StoredTensor, WeightSlot
@@ -30,8 +32,9 @@ def load_weights(
     device: str = "cpu",
     ignored: Iterable[str] = (),
     report: Report | None = None,
+    workers: int = 1,
 ) -> None:
-    """Deliver every slot once.
+    """Deliver every slot once; with several ``workers`` in as many threads, in file order of their beginnings.
 
     Tensors of a real checkpoint are views of its files in the stored format; their pages are given back as soon as
     ``deliver`` returns, so that a checkpoint is never in memory twice. A ``dummy`` checkpoint's are made in ``dtype``
@@ -46,7 +49,19 @@ def load_weights(
                 report(done / total, f"{done} of {total} parameters made up")
         return
     check_slots(checkpoint.index, slots, ignored=ignored, formats=checkpoint.format_names)
-    _Stream(checkpoint, slots, deliver, report).run()
+    stream = _Stream(checkpoint, slots, deliver, report)
+    if workers == 1:
+        stream.run(_at_once)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
+        stream.run(pool.submit, in_flight=workers)
+
+
+def _at_once(deliver: Deliver, slot: WeightSlot, tensors: Sequence[StoredTensor]) -> Future[None]:
+    deliver(slot, tensors)
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
 
 
 class _Stream:
@@ -62,17 +77,30 @@ class _Stream:
         self._open: dict[str, StoredTensor] = {}  # views that a later slot takes from too
         self._reported = 0.0
 
-    def run(self) -> None:
-        total, done, ahead, ahead_bytes = sum(self._sizes), 0, 0, 0
+    def run(
+        self, submit: Callable[[Deliver, WeightSlot, Sequence[StoredTensor]], Future[None]], in_flight: int = 1
+    ) -> None:
+        """Hand every slot to ``submit``; at most ``in_flight`` are under way."""
+        flying: deque[tuple[int, Future[None]]] = deque()
+        done, ahead, ahead_bytes = 0, 0, 0
         for at, slot in enumerate(self._slots):
             while ahead < len(self._slots) and ahead_bytes < done + PREFETCH_BYTES:
                 self._prefetch(self._slots[ahead])
                 ahead_bytes += self._sizes[ahead]
                 ahead += 1
-            self._deliver(slot, self._taken(slot))
-            self._release(slot, at)
-            done += self._sizes[at]
-            self._tell(done, total, slot)
+            flying.append((at, submit(self._deliver, slot, self._taken(slot))))
+            if len(flying) >= in_flight:
+                done += self._landed(*flying.popleft(), done)
+        while flying:
+            done += self._landed(*flying.popleft(), done)
+
+    def _landed(self, at: int, delivery: Future[None], done: int) -> int:
+        """Wait for one delivery and give its pages back; its bytes."""
+        delivery.result()
+        slot = self._slots[at]
+        self._release(slot, at)
+        self._tell(done + self._sizes[at], slot)
+        return self._sizes[at]
 
     def _taken(self, slot: WeightSlot) -> tuple[StoredTensor, ...]:
         out = []
@@ -105,7 +133,8 @@ class _Stream:
     def _source_bytes(self, source: Source) -> int:
         return sum(_range(extent, source)[1] for extent in self._checkpoint.entries[source.tensor].parts.values())
 
-    def _tell(self, done: int, total: int, slot: WeightSlot) -> None:
+    def _tell(self, done: int, slot: WeightSlot) -> None:
+        total = sum(self._sizes)
         fraction = done / total if total else 1.0
         if self._report is not None and (fraction >= self._reported + _REPORT_STEP or done == total):
             self._reported = fraction
