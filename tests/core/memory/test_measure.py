@@ -48,13 +48,13 @@ def test_free_bytes_of_a_cpu_honour_the_total_it_was_probed_with():
 )  # fmt: skip
 def test_threads_follow_the_documented_rule(cores, asked, kind, threads):
     assert compute_threads(cores, asked, device_kind=kind) == threads
+    assert thread_environment(threads)["OMP_NUM_THREADS"] == str(threads)
 
 
 @pytest.mark.parametrize(("compute", "kind", "loaders"), [(1, "cpu", 1), (2, "cpu", 2), (31, "cpu", 4), (4, "cuda", 1)])
 def test_loaders_are_few_since_each_holds_a_matrix(compute: int, kind: str, loaders: int) -> None:
     """Table: on a device the copies are one after the other anyway."""
     assert loading_threads(compute, kind) == loaders
-    assert thread_environment(threads)["OMP_NUM_THREADS"] == str(threads)
 
 
 @pytest.mark.gpu
