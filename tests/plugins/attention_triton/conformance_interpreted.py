@@ -63,3 +63,27 @@ def test_long_contexts_are_split_and_joined(query_lens, prefix_lens, parts, wind
     plan = backend.plan(batch)
     assert (plan.parts.prefill, plan.parts.decode) == parts
     assert_close(backend.forward(q, *pools, 0, plan), expected, "float32", 1300)
+
+
+def test_only_the_parts_that_a_context_has_are_joined() -> None:
+    """Oracle: softmax in float32. All scratch is NaN, so a part that nobody wrote would show; 99 places for contexts of
+    1, 100 and 9,000 keys, of which the last has 71 parts, more than are joined at once."""
+    torch.manual_seed(0)
+    heads, dim, contexts = 2, 16, (1, 100, 9000)
+    group = AttentionGroup("g", (0,), heads, PagedKV(1, dim, dim, "float32", None), dim**-0.5)
+    device = Device(multiprocessors=99, shared_memory_bytes=99 * 1024)
+    backend = SPEC.create(AttentionSetup(group, device, "float32", AttentionLimits(16, 9008, 8, 64)))
+    batch = make_batch((1,) * len(contexts), tuple(n - 1 for n in contexts))
+    pools = [torch.full((int(batch.page_table.max()) + 1, 16, 1, dim), float("nan")) for _ in range(2)]
+    q = torch.randn(len(contexts), heads, dim)
+    expected = torch.empty_like(q)
+    for b, length in enumerate(contexts):
+        k, v = torch.randn(length, dim), torch.randn(length, dim)
+        slots = sequence_slots(batch, b, 16)
+        pools[0].view(-1, dim)[slots], pools[1].view(-1, dim)[slots] = k, v
+        expected[b] = torch.softmax(q[b] @ k.T * dim**-0.5, -1) @ v
+    plan = backend.plan(batch)
+    assert plan.parts.decode == 99
+    plan.partial.fill_(float("nan"))
+    plan.lse.fill_(float("nan"))
+    assert_close(backend.forward(q, *pools, 0, plan), expected, "float32", 9000)

@@ -99,7 +99,7 @@ def test_six_kernels_serve_every_step_of_8192_tokens(group: AttentionGroup) -> N
     space = build_launch_space(whole_space(), [("layer", ((shape, launches),))], H200)
     found = enumerate_keys(space)
     assert sorted(kernel_of(key).partition(":")[2] for key in found.keys) == [
-        "combine", "combine", "decode", "decode", "prefill", "prefill",
+        "combine", "combine_decoded", "decode", "decode", "prefill", "prefill",
     ]  # fmt: skip
     assert lint(space) == ()
 

@@ -13,9 +13,8 @@ from freetoken.ops.triton_launch import BoundLaunch, bind
 from freetoken.plugin.protocols import AttentionLimits, AttentionSetup, BatchPlan
 from freetoken.vocab.batch import Batch
 from freetoken.vocab.errors import EngineError
-from freetoken.vocab.launch import TritonLaunch
 from freetoken.vocab.units import ceil_div
-from freetoken_attention_triton.launches import MODULE, Geometry, Splits, splits, step_launches
+from freetoken_attention_triton.launches import Geometry, Splits, splits, step_launches
 from freetoken_attention_triton.shape import attention_shape
 from freetoken_attention_triton.workspace import part_rows
 
@@ -83,9 +82,11 @@ class TritonAttention:
         out = torch.empty(step.tokens, geometry.q_heads, geometry.v_dim, dtype=q.dtype, device=q.device)
         stride = step.page_table.stride(0)
         calls = self._bound(step.tokens, step.sequences, step.parts, q.stride(0), stride)
-        for joins, call in calls:
-            if joins:
-                call(step.partial, step.lse, out, step.query_starts)
+        for name, call in calls:
+            if name == "combine":
+                call(step.partial, step.lse, out)
+            elif name == "combine_decoded":
+                call(step.partial, step.lse, out, step.query_starts, step.context_lens)
             else:
                 call(
                     q, k_pool, v_pool, out, step.partial, step.lse,
@@ -172,13 +173,9 @@ class TritonAttention:
 
     def _bind(
         self, tokens: int, sequences: int, parts: Splits, q_stride: int, table_stride: int
-    ) -> tuple[tuple[bool, BoundLaunch], ...]:
+    ) -> tuple[tuple[str, BoundLaunch], ...]:
         made = step_launches(self._geometry, tokens, sequences, parts, q_stride, table_stride, self._scale)
-        return tuple((_joins(launch), bind(launch)) for launch in made)
-
-
-def _joins(launch: TritonLaunch) -> bool:
-    return launch.kernel == f"{MODULE}:combine"
+        return tuple((launch.kernel.rpartition(":")[2], bind(launch)) for launch in made)
 
 
 def _table_width(pages: int) -> int:

@@ -6,6 +6,8 @@ Query heads that share a key head are rows of one tile, so that keys and values 
 
 Pools are ``[pages, P, Hkv, D]`` and addressed in 64 bits. Counts and strides are plain run-time integers that never
 specialise; strides are hinted to be multiples of 16 bytes, which the launch's contract guarantees.
+
+With ``PDL`` a kernel may start before its predecessor has ended; ``freetoken.ops.dependent_launch`` has the rules.
 """
 
 # mypy: ignore-errors
@@ -13,6 +15,26 @@ specialise; strides are hinted to be multiples of 16 bytes, which the launch's c
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _wait_for_predecessor(PDL: tl.constexpr):
+    """Wait until all that the predecessors wrote is there; then let the next kernel start."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _share_of_decode(context, window, splits, BLOCK_N: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr):
+    """Where the keys of a decoded token begin, and how many of them one part takes: whole blocks, and not too few.
+
+    Parts are numbered from the first key on, so that those of a short context are the first ones and the others empty.
+    """
+    low = context * 0
+    if WINDOWED:
+        low = tl.maximum(context - window, 0) // BLOCK_N * BLOCK_N
+    return low, tl.maximum(tl.cdiv(tl.cdiv(context - low, BLOCK_N), splits), MIN_BLOCKS) * BLOCK_N
 
 
 @triton.jit
@@ -183,18 +205,28 @@ def decode(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     STRIDE_MULTIPLE: tl.constexpr, WINDOWED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attention of the sequences that bring one token: grid ``(sequences, KV_HEADS, splits)``.
 
-    The split of a context follows its own length, so the grid does not, and a captured launch serves any context.
+    The split of a context follows its own length, so the grid does not, and a captured launch serves any context. A
+    part without keys writes nothing; ``combine_decoded`` knows which ones there are.
     """
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
+    _wait_for_predecessor(PDL)
     row = tl.load(query_starts + sequence)
     if tl.load(query_starts + sequence + 1) - row != 1:
         return
     context = tl.load(context_lens + sequence)
+    low, share = _share_of_decode(context, window, splits, BLOCK_N, MIN_BLOCKS, WINDOWED)
+    high = context
+    if SPLIT:
+        low = low + split * share
+        high = tl.minimum(low + share, high)
+        if low >= high:
+            return
     pages = page_table + sequence.to(tl.int64) * table_stride
     q_stride = tl.multiple_of(q_stride, STRIDE_MULTIPLE)
 
@@ -205,14 +237,6 @@ def decode(
     tile_q = tl.load(q_at, mask=valid[:, None] & (dims < D)[None, :], other=0.0)
     positions = tl.zeros([BLOCK_M], dtype=tl.int32) + (context - 1)
 
-    low = 0
-    high = context
-    if WINDOWED:
-        low = tl.maximum(context - window, 0) // BLOCK_N * BLOCK_N
-    if SPLIT:
-        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
-        low = low + split * share
-        high = tl.minimum(low + share, high)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -226,39 +250,68 @@ def decode(
     )  # fmt: skip
 
 
+@triton.jit
+def _join(
+    partial, lse, place, out_row, out, parts, head,
+    Q_HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_C columns of one row and head: ``parts`` partial results from ``place`` on, weighted by their sums.
+
+    The largest log-sum-exp is found first, over all parts at once, so that the blocks of parts do not depend on each
+    other and their loads overlap.
+    """
+    every = tl.arange(0, BLOCK_P)
+    top = tl.max(tl.load(lse + place + every, mask=every < parts, other=float("-inf")), 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    cols = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    acc = tl.zeros([BLOCK_C], dtype=tl.float32)
+    total = 0.0
+    for start in range(0, parts, BLOCK_S):
+        part = start + tl.arange(0, BLOCK_S)
+        inside = part < parts
+        values = tl.load(
+            partial + (place + part)[:, None] * DV + cols[None, :], mask=inside[:, None] & (cols < DV)[None, :],
+            other=0.0,
+        )  # fmt: skip
+        weight = tl.exp2(tl.load(lse + place + part, mask=inside, other=float("-inf")) - base)
+        acc += tl.sum(values * weight[:, None], 0)
+        total += tl.sum(weight, 0)
+    result = acc / tl.where(total == 0.0, 1.0, total)
+    to = out + (out_row.to(tl.int64) * Q_HEADS + head) * DV + cols
+    tl.store(to, result.to(out.dtype.element_ty), mask=cols < DV)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def combine(
-    partial, lse, out, query_starts, splits,
-    Q_HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, BY_SEQUENCE: tl.constexpr,
+    partial, lse, out, splits,
+    Q_HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of one row and head: grid ``(rows, Hq)``.
-
-    ``BY_SEQUENCE``: the parts of row ``i`` are those of sequence ``i``'s only token, and other sequences are left out.
-    """
-    index = tl.program_id(0)
+    """Join the parts of a prefill's row and head: grid ``(rows, Hq, blocks of columns)``."""
+    row = tl.program_id(0)
     head = tl.program_id(1)
-    row = index
-    if BY_SEQUENCE:
-        row = tl.load(query_starts + index)
-        if tl.load(query_starts + index + 1) - row != 1:
-            return
-    v_dims = tl.arange(0, BLOCK_DV)
-    place = (index.to(tl.int64) * Q_HEADS + head) * splits
-    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    top = float("-inf")
-    total = 0.0
-    for start in range(0, splits, BLOCK_S):
-        part = start + tl.arange(0, BLOCK_S)
-        weight = tl.load(lse + place + part, mask=part < splits, other=float("-inf"))
-        new_top = tl.maximum(top, tl.max(weight, 0))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(weight - base)
-        shrink = tl.exp2(top - base)
-        mask = (part < splits)[:, None] & (v_dims < DV)[None, :]
-        values = tl.load(partial + (place + part)[:, None] * DV + v_dims[None, :], mask=mask, other=0.0)
-        acc = acc * shrink + tl.sum(values * weight[:, None], 0)
-        total = total * shrink + tl.sum(weight, 0)
-        top = new_top
-    result = acc / tl.where(total == 0.0, 1.0, total)
-    to = out + (row.to(tl.int64) * Q_HEADS + head) * DV + v_dims
-    tl.store(to, result.to(out.dtype.element_ty), mask=v_dims < DV)
+    place = (row.to(tl.int64) * Q_HEADS + head) * splits
+    _join(partial, lse, place, row, out, splits, head, Q_HEADS, DV, BLOCK_P, BLOCK_S, BLOCK_C)
+
+
+@triton.jit(do_not_specialize=["splits", "window"])
+def combine_decoded(
+    partial, lse, out, query_starts, context_lens, splits, window,
+    Q_HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of a sequence's only token: grid ``(sequences, Hq, blocks of columns)``.
+
+    Only the parts that this context has are read. Sequences that bring more tokens are left out.
+    """
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    _wait_for_predecessor(PDL)
+    row = tl.load(query_starts + sequence)
+    following = tl.load(query_starts + sequence + 1)
+    context = tl.load(context_lens + sequence)
+    if following - row != 1:
+        return
+    low, share = _share_of_decode(context, window, splits, BLOCK_N, MIN_BLOCKS, WINDOWED)
+    parts = tl.cdiv(context - low, share)
+    place = (sequence.to(tl.int64) * Q_HEADS + head) * splits
+    _join(partial, lse, place, row, out, parts, head, Q_HEADS, DV, BLOCK_P, BLOCK_S, BLOCK_C)

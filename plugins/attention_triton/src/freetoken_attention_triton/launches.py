@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from freetoken.ops.dependent_launch import dependent_launches, with_dependence
 from freetoken.vocab.dtypes import itemsize_bytes
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.launch import StepPoint, TensorArg, TritonLaunch
@@ -13,7 +14,9 @@ from freetoken.vocab.ops import OpShape
 from freetoken.vocab.units import ceil_div
 from freetoken_attention_triton.tiles import (
     ASSUMED_MULTIPROCESSORS,
-    COMBINE_BLOCK,
+    COMBINE_TILE,
+    MAX_SPLITS,
+    MIN_DECODE_BLOCKS,
     Tile,
     decode_splits,
     decode_tile,
@@ -43,6 +46,8 @@ class Geometry:
     multiprocessors: int
     prefill: Tile
     decode: Tile
+    dependent: bool = False
+    """Whether decode's kernels may start before their predecessors have ended."""
 
     @classmethod
     def of(cls, shape: OpShape, device: Device) -> Geometry:
@@ -61,6 +66,7 @@ class Geometry:
             multiprocessors=device.multiprocessors or ASSUMED_MULTIPROCESSORS,
             prefill=prefill_tile(*sizes),
             decode=decode_tile(*sizes),
+            dependent=dependent_launches(device),
         )
 
     @property
@@ -141,34 +147,53 @@ def decode_launch(
     geometry: Geometry, sequences: int, splits: int, q_stride: int, table_stride: int, scale: float
 ) -> TritonLaunch:
     """Attention of the sequences that bring one token."""
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=f"{MODULE}:decode",
         args=(
             *_tensors(geometry.dtype), ("q_stride", q_stride), ("table_stride", table_stride), ("splits", splits),
             ("window", geometry.window), ("scale", scale * LOG2_E),
         ),
-        constexprs=_constants(geometry, geometry.decode, splits > 1),
+        constexprs=(*_constants(geometry, geometry.decode, splits > 1), ("MIN_BLOCKS", MIN_DECODE_BLOCKS)),
         grid=(sequences, geometry.kv_heads, splits),
         num_warps=geometry.decode.num_warps,
         num_stages=geometry.decode.num_stages,
     )  # fmt: skip
+    return with_dependence(made, geometry.dependent)
 
 
-def combine_launch(geometry: Geometry, rows: int, splits: int, by_sequence: bool) -> TritonLaunch:
-    """Join the parts of ``rows`` rows (or of as many sequences' only rows)."""
+def _joined(geometry: Geometry) -> tuple[tuple[str, object], ...]:
+    parts, columns = COMBINE_TILE
+    return (
+        ("Q_HEADS", geometry.q_heads), ("DV", geometry.v_dim), ("BLOCK_P", MAX_SPLITS), ("BLOCK_S", parts),
+        ("BLOCK_C", columns),
+    )  # fmt: skip
+
+
+def combine_launch(geometry: Geometry, rows: int, splits: int) -> TritonLaunch:
+    """Join the parts of ``rows`` rows of a prefill."""
     return TritonLaunch(
         kernel=f"{MODULE}:combine",
+        args=(("partial", F32), ("lse", F32), ("out", TensorArg(geometry.dtype)), ("splits", splits)),
+        constexprs=_joined(geometry),
+        grid=(rows, geometry.q_heads, ceil_div(geometry.v_dim, COMBINE_TILE[1])),
+    )
+
+
+def combine_decoded_launch(geometry: Geometry, sequences: int, splits: int) -> TritonLaunch:
+    """Join the parts of as many sequences' only tokens."""
+    made = TritonLaunch(
+        kernel=f"{MODULE}:combine_decoded",
         args=(
             ("partial", F32), ("lse", F32), ("out", TensorArg(geometry.dtype)), ("query_starts", I32),
-            ("splits", splits),
+            ("context_lens", I32), ("splits", splits), ("window", geometry.window),
         ),
         constexprs=(
-            ("Q_HEADS", geometry.q_heads), ("DV", geometry.v_dim), ("BLOCK_S", COMBINE_BLOCK),
-            ("BLOCK_DV", padded(geometry.v_dim)), ("BY_SEQUENCE", by_sequence),
+            *_joined(geometry), ("BLOCK_N", geometry.decode.keys), ("MIN_BLOCKS", MIN_DECODE_BLOCKS),
+            ("WINDOWED", geometry.window != NO_WINDOW),
         ),
-        grid=(rows, geometry.q_heads, 1),
-        num_warps=4,
+        grid=(sequences, geometry.q_heads, ceil_div(geometry.v_dim, COMBINE_TILE[1])),
     )  # fmt: skip
+    return with_dependence(made, geometry.dependent)
 
 
 def step_launches(
@@ -179,20 +204,22 @@ def step_launches(
     if parts.prefill:
         found.append(prefill_launch(geometry, tokens, sequences, parts.prefill, q_stride, table_stride, scale))
         if parts.prefill > 1:
-            found.append(combine_launch(geometry, tokens, parts.prefill, by_sequence=False))
+            found.append(combine_launch(geometry, tokens, parts.prefill))
     if parts.decode:
         found.append(decode_launch(geometry, sequences, parts.decode, q_stride, table_stride, scale))
         if parts.decode > 1:
-            found.append(combine_launch(geometry, sequences, parts.decode, by_sequence=True))
+            found.append(combine_decoded_launch(geometry, sequences, parts.decode))
     return tuple(found)
 
 
-_geometry = lru_cache(maxsize=64)(Geometry.of)
+@lru_cache(maxsize=64)
+def _geometry(shape: OpShape, device: Device, dependent: bool) -> Geometry:
+    return evolve(Geometry.of(shape, device), dependent=dependent)
 
 
 def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one layer's attention starts at ``point``. Strides and the scale are no part of a key."""
-    geometry = _geometry(shape, device)
+    geometry = _geometry(shape, device, dependent_launches(device))
     parts = splits(geometry, point.tokens, point.sequences, point.max_context, point.decode)
     stride = geometry.q_heads * geometry.k_dim
     table = ceil_div(point.max_context, geometry.page_tokens)

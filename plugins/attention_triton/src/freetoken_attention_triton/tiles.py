@@ -13,7 +13,14 @@ from freetoken.vocab.units import ceil_div
 MAX_SPLITS = 128
 DECODE_PROGRAMS = 3  # to a multiprocessor; their shared memory fits, and their loads hide each other's latency
 MIN_SPLIT_KEYS = 512
-COMBINE_BLOCK = 16
+MIN_DECODE_BLOCKS = 2
+"""Blocks of keys that a part of a split context has at least: the first costs its latency, the second hides behind it.
+500 keys then make 4 parts, 1,000 make 8, where every block was a part of its own, and all 99 places were joined."""
+
+COMBINE_TILE = (64, 32)
+"""Parts and columns that one program joins at a time: 32 columns are a whole 128-byte line of each part, and 32 heads
+of 128 columns make 128 programs, about one for each multiprocessor where one sequence is decoded."""
+
 SPARE_SHARED_BYTES = 2048  # what Triton keeps beside the operands: barriers and scratch of layout changes
 ASSUMED_SHARED_BYTES = 101_376  # of a device that does not say; every card since compute capability 8.0 has as much
 ASSUMED_MULTIPROCESSORS = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.hardware import Device
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 KERNEL = "freetoken_kernels_triton.add_rms_norm_kernel:add_rms_norm_kernel"
 
 
-def launch(rows: int, x_stride: int, residual_stride: int, eps: float, shape: OpShape) -> TritonLaunch:
+def launch(rows: int, x_stride: int, residual_stride: int, eps: float, shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch: ``rows`` of ``shape.cols`` elements, strides in elements."""
     tile = row_tile(shape.cols)
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("x", tensor), ("residual", tensor), ("weight", tensor), ("normed", tensor), ("summed", tensor),
@@ -31,18 +32,19 @@ def launch(rows: int, x_stride: int, residual_stride: int, eps: float, shape: Op
         grid=(blocks(rows, tile.rows), 1, 1),
         num_warps=tile.num_warps,
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
-    return (launch(point.tokens, shape.cols, shape.cols, 1e-6, shape),)
+    return (launch(point.tokens, shape.cols, shape.cols, 1e-6, shape, device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda rows, a, b, eps: launch(rows, a, b, eps, shape))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda rows, a, b, eps: launch(rows, a, b, eps, shape, device))
 
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """``x``, ``residual [T, N]`` → contiguous ``(normed, summed)``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -30,14 +31,14 @@ def accepts(shape: OpShape) -> Availability:
     return Availability.yes()
 
 
-def launch(tokens: int, sequences: int, stride: int, shape: OpShape) -> TritonLaunch:
+def launch(tokens: int, sequences: int, stride: int, shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch; one token for each sequence is decode. ``stride`` between x's rows in elements."""
     data, f32, i32, i64 = (TensorArg(d) for d in (shape.dtype, "float32", "int32", "int64"))
     cols = min(BLOCK_CHANNELS, next_power_of_2(shape.rows))
     sizes = (("C", shape.rows), ("W", shape.width))
     if tokens == sequences:
         rows = 4
-        return TritonLaunch(
+        decode = TritonLaunch(
             kernel=MODULE + "conv_decode_kernel",
             args=(
                 ("x", data), ("weight", data), ("state", f32), ("state_slots", i64), ("prefix_lens", i32),
@@ -46,6 +47,7 @@ def launch(tokens: int, sequences: int, stride: int, shape: OpShape) -> TritonLa
             constexprs=(*sizes, ("BLOCK_B", rows), ("BLOCK_C", cols)),
             grid=(blocks(sequences, rows), blocks(shape.rows, cols), 1),
         )  # fmt: skip
+        return dependent(decode, device)
     return TritonLaunch(
         kernel=MODULE + "conv_prefill_kernel",
         args=(
@@ -57,16 +59,16 @@ def launch(tokens: int, sequences: int, stride: int, shape: OpShape) -> TritonLa
     )  # fmt: skip
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step starts."""
-    return (launch(point.tokens, point.sequences, shape.rows, shape),)
+    return (launch(point.tokens, point.sequences, shape.rows, shape, device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda tokens, sequences, stride: launch(tokens, sequences, stride, shape))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda tokens, sequences, stride: launch(tokens, sequences, stride, shape, device))
 
     def causal_conv(
         x: Tensor, weight: Tensor, state: Tensor, query_starts: Tensor, state_slots: Tensor, prefix_lens: Tensor

@@ -9,6 +9,8 @@ writes its state, so no order between programs matters; it reads all it needs be
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit
 def sequence_of_block(query_starts, sequences, block, TOKENS: tl.constexpr, BLOCK_B: tl.constexpr):
@@ -104,6 +106,7 @@ def conv_decode_kernel(
     W: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of sequences, block of channels): one token for each sequence."""
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -111,14 +114,16 @@ def conv_decode_kernel(
     row = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (row < sequences)[:, None] & (channel < C)[None, :]
+    taps = weight + channel * W
+    last_tap = tl.load(taps + KEPT, mask=channel < C, other=0.0).to(tl.float32)
+    wait_for_predecessor(PDL)
     slot = tl.load(state_slots + row, mask=row < sequences, other=0)
     known = tl.load(prefix_lens + row, mask=row < sequences, other=0) > 0
     old = state + slot[:, None] * (C * KEPT) + channel[None, :] * KEPT
     newest = tl.load(
         x + row.to(tl.int64)[:, None] * (x_stride // ALIGN * ALIGN) + channel[None, :], mask=mask, other=0.0
     ).to(tl.float32)
-    taps = weight + channel * W
-    total = newest * tl.load(taps + KEPT, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    total = newest * last_tap[None, :]
     for index in tl.static_range(KEPT):
         value = tl.load(old + index, mask=mask & known[:, None], other=0.0).to(tl.float32)
         total += value * tl.load(taps + index, mask=channel < C, other=0.0).to(tl.float32)[None, :]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import BoundLaunch, bind
 from freetoken.plugin.protocols import BankPart, KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -60,7 +61,7 @@ def step_launches(
     """The launches for ``tokens`` rows of hidden, ``stride`` elements apart, over a bank of ``bank_slots``."""
     form = choose_form(tokens, shape, device)
     make: Mapping[str, Callable[..., tuple[TritonLaunch, ...]]] = {"pair": _pair, "slot": _slot, "tile": _tile}
-    return make[form.name](form, tokens, bank_slots, stride, shape)
+    return make[form.name](form, tokens, bank_slots, stride, shape, device)
 
 
 def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
@@ -84,7 +85,7 @@ def _launch(
     return TritonLaunch(MODULE + name, args, tuple(constexprs.items()), (*grid, 1), warps, stages)
 
 
-def _pair(form: Form, tokens: int, _: int, stride: int, shape: OpShape) -> tuple[TritonLaunch, ...]:
+def _pair(form: Form, tokens: int, _: int, stride: int, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     data = TensorArg(shape.dtype)
     sizes = {"H": shape.cols, "I": shape.intermediate, "K": shape.top_k}
     up = _launch(
@@ -101,25 +102,28 @@ def _pair(form: Form, tokens: int, _: int, stride: int, shape: OpShape) -> tuple
         (blocks(shape.cols, form.down.n), tokens),
         form.down,
     )
-    return up, down
+    return dependent(up, device), dependent(down, device)
 
 
 def _product(tile: GemmTile, shape: OpShape) -> dict[str, object]:
     return {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "PRECISION": dot_precision(shape.dtype)}
 
 
-def _combine(tokens: int, shape: OpShape) -> TritonLaunch:
+def _combine(tokens: int, shape: OpShape, device: Device) -> TritonLaunch:
     data = TensorArg(shape.dtype)
     block = min(next_power_of_2(shape.cols), COMBINE_COLS)
-    return _launch(
+    made = _launch(
         "combine_kernel",
         (("parts", data), ("slots", _I32), ("out", data)),
         {"H": shape.cols, "K": shape.top_k, "BLOCK_H": block},
         (tokens, blocks(shape.cols, block)),
     )
+    return dependent(made, device)
 
 
-def _slot(form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape) -> tuple[TritonLaunch, ...]:
+def _slot(
+    form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape, device: Device
+) -> tuple[TritonLaunch, ...]:
     data, pairs = TensorArg(shape.dtype), tokens * shape.top_k
     sizes = {"H": shape.cols, "I": shape.intermediate}
     up = _launch(
@@ -139,10 +143,12 @@ def _slot(form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape)
         (blocks(shape.cols, form.down.n), bank_slots),
         form.down,
     )
-    return up, down, _combine(tokens, shape)
+    return dependent(up, device), dependent(down, device), _combine(tokens, shape, device)
 
 
-def _tile(form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape) -> tuple[TritonLaunch, ...]:
+def _tile(
+    form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape, device: Device
+) -> tuple[TritonLaunch, ...]:
     data, pairs = TensorArg(shape.dtype), tokens * shape.top_k
     tiles = num_tiles(pairs, bank_slots, form.up.m)
     sizes = {"H": shape.cols, "I": shape.intermediate}
@@ -168,7 +174,7 @@ def _tile(form: Form, tokens: int, bank_slots: int, stride: int, shape: OpShape)
         (tiles * blocks(shape.cols, form.down.n), 1),
         form.down,
     )
-    return align, up, down, _combine(tokens, shape)
+    return align, up, down, _combine(tokens, shape, device)
 
 
 # ------------------------------------------------------------------------------------------------ the call

@@ -8,6 +8,8 @@ A *pair* is one token's choice of one expert, numbered token · K + rank. A slot
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit
 def silu_times(pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -31,9 +33,11 @@ def pair_up_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of BLOCK_N inner columns, pair): silu(gate · h) · (up · h) by products in registers."""
     pair = tl.program_id(1)
+    wait_for_predecessor(PDL)
     slot = tl.load(slots + pair)
     if slot < 0:
         return
@@ -74,6 +78,7 @@ def pair_down_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of BLOCK_N outputs, token): the weighted sum over the token's K experts, in float32."""
     token = tl.program_id(1)
@@ -81,6 +86,7 @@ def pair_down_kernel(
     k = tl.arange(0, BLOCK_K)
     row = tl.minimum(n, H - 1)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    wait_for_predecessor(PDL)
     for rank in tl.static_range(K):
         pair = token * K + rank
         slot = tl.load(slots + pair)
@@ -213,9 +219,11 @@ def slot_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of columns, slot): finds the slot's pairs itself, so that nothing need be sorted before."""
     slot = tl.program_id(1)
+    wait_for_predecessor(PDL)
     rank, count = pairs_of_slot(slots, pairs, slot, BLOCK_P)
     for first in range(0, count, BLOCK_M):
         pair = pick_pairs(rank, first, BLOCK_M, BLOCK_P)
@@ -255,9 +263,11 @@ def slot_down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of columns, slot): the second product for the slot's pairs."""
     slot = tl.program_id(1)
+    wait_for_predecessor(PDL)
     rank, count = pairs_of_slot(slots, pairs, slot, BLOCK_P)
     for first in range(0, count, BLOCK_M):
         pair = pick_pairs(rank, first, BLOCK_M, BLOCK_P)
@@ -417,11 +427,12 @@ def tile_down_kernel(
 
 
 @triton.jit
-def combine_kernel(parts, slots, out, H: tl.constexpr, K: tl.constexpr, BLOCK_H: tl.constexpr):
+def combine_kernel(parts, slots, out, H: tl.constexpr, K: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr):
     """Program (token, block of columns): the sum of a token's K weighted parts, in rank order."""
     token = tl.program_id(0)
     col = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     total = tl.zeros((BLOCK_H,), tl.float32)
+    wait_for_predecessor(PDL)
     for rank in tl.static_range(K):
         pair = token.to(tl.int64) * K + rank
         used = tl.load(slots + pair) >= 0

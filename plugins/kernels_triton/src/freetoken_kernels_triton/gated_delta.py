@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import BoundLaunch, bind
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -46,7 +47,7 @@ def step_launches(
 ) -> tuple[TritonLaunch, ...]:
     """The launches for ``tokens`` tokens of ``sequences`` sequences."""
     if tokens == sequences:
-        return (_decode(sequences, strides, shape),)
+        return (dependent(_decode(sequences, strides, shape), device),)
     return _chunks(tokens, sequences, strides, shape, device), _scan(sequences, strides, shape, device)
 
 

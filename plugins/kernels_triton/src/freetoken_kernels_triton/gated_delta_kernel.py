@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from freetoken_kernels_triton.causal_conv_kernel import sequence_of_block
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
 
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride", "v_stride", "decay_stride", "beta_stride"])
@@ -37,6 +38,7 @@ def delta_decode_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (block of value dims, value head, sequence): a [DK, BLOCK_V] piece of the state passes through once."""
     ALIGN: tl.constexpr = 128 // q.dtype.element_ty.primitive_bitwidth
@@ -45,6 +47,7 @@ def delta_decode_kernel(
     col = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     dim = tl.arange(0, DK)
     key_head = head // (HV // HK)
+    wait_for_predecessor(PDL)
     slot = tl.load(state_slots + row)
     piece = state + (slot * HV + head) * (DK * DV) + dim[:, None] * DV + col[None, :]
     mask = (col < DV)[None, :] & (dim < DK)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.hardware import Device
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 KERNEL = "freetoken_kernels_triton.gated_rms_norm_kernel:gated_rms_norm_kernel"
 
 
-def launch(x: Rows, gate: Rows, eps: float, shape: OpShape, dim: int) -> TritonLaunch:
+def launch(x: Rows, gate: Rows, eps: float, shape: OpShape, dim: int, device: Device) -> TritonLaunch:
     """The one launch: rows of ``dim`` elements of ``x`` and of ``gate``."""
     tile = row_tile(dim)
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("x", tensor), ("gate", tensor), ("weight", tensor), ("out", tensor),
@@ -33,12 +34,13 @@ def launch(x: Rows, gate: Rows, eps: float, shape: OpShape, dim: int) -> TritonL
         grid=(blocks(x.count, tile.rows), 1, 1),
         num_warps=tile.num_warps,
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     rows = Rows.packed(point.tokens, norm_dim(shape), shape.kv_heads or 1)
-    return (launch(rows, rows, 1e-6, shape, norm_dim(shape)),)
+    return (launch(rows, rows, 1e-6, shape, norm_dim(shape), device),)
 
 
 def norm_dim(shape: OpShape) -> int:
@@ -49,8 +51,8 @@ def norm_dim(shape: OpShape) -> int:
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda x, gate, eps, dim: launch(x, gate, eps, shape, dim))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda x, gate, eps, dim: launch(x, gate, eps, shape, dim, device))
 
     def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x``, ``gate [T, Hv, D]`` (or ``[T, D]``), strided or not → contiguous, same shape."""

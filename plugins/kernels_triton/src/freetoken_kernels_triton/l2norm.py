@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.hardware import Device
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 KERNEL = "freetoken_kernels_triton.l2norm_kernel:l2norm_kernel"
 
 
-def launch(rows: Rows, eps: float, shape: OpShape, dim: int) -> TritonLaunch:
+def launch(rows: Rows, eps: float, shape: OpShape, dim: int, device: Device) -> TritonLaunch:
     """The one launch: ``rows`` of ``dim`` elements."""
     tile = row_tile(dim)
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("x", tensor), ("out", tensor), ("rows", rows.count), ("groups", rows.groups),
@@ -32,12 +33,13 @@ def launch(rows: Rows, eps: float, shape: OpShape, dim: int) -> TritonLaunch:
         grid=(blocks(rows.count, tile.rows), 1, 1),
         num_warps=tile.num_warps,
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     dim = norm_dim(shape)
-    return (launch(Rows.packed(point.tokens, dim, shape.q_heads or 1), 1e-6, shape, dim),)
+    return (launch(Rows.packed(point.tokens, dim, shape.q_heads or 1), 1e-6, shape, dim, device),)
 
 
 def norm_dim(shape: OpShape) -> int:
@@ -48,8 +50,8 @@ def norm_dim(shape: OpShape) -> int:
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda rows, eps, dim: launch(rows, eps, shape, dim))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda rows, eps, dim: launch(rows, eps, shape, dim, device))
 
     def l2norm(x: Tensor, eps: float) -> Tensor:
         """``x [T, Hk, D]`` (or ``[T, D]``), strided or not → contiguous, same shape."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -80,7 +81,7 @@ def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLa
     tensors = (("x", tensor), ("weight", tensor), ("out", tensor))
     if rows == 1:
         tile = gemv_tile(shape, device)
-        return TritonLaunch(
+        gemv = TritonLaunch(
             kernel=GEMV,
             args=(*tensors, ("outputs", shape.rows)),
             constexprs=(("I", shape.cols), ("BLOCK_N", tile.n), ("BLOCK_K", tile.k)),
@@ -88,8 +89,9 @@ def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLa
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
+        return dependent(gemv, device)
     tile = skinny_tile(shape, device)
-    return TritonLaunch(
+    skinny = TritonLaunch(
         kernel=SKINNY,
         args=(*tensors, ("outputs", shape.rows), ("rows", rows), ("x_stride", x_stride)),
         constexprs=(
@@ -100,6 +102,7 @@ def launch(rows: int, x_stride: int, shape: OpShape, device: Device) -> TritonLa
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
+    return dependent(skinny, device)
 
 
 def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[Launch, ...]:

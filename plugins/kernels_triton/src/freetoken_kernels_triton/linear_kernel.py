@@ -5,13 +5,18 @@
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit(do_not_specialize=["outputs"])
 def gemv_kernel(
     x, weight, out, outputs,
-    I: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    I: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: program (block of BLOCK_N outputs), products summed in float32 registers."""
+    """One row: program (block of BLOCK_N outputs), products summed in float32 registers.
+
+    The first block of the matrix is asked for before the predecessor has ended: nothing writes it.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * I
@@ -19,10 +24,14 @@ def gemv_kernel(
     for start in tl.static_range(0, I, BLOCK_K):
         if start + BLOCK_K <= I:
             w = tl.load(rows + start + k[None, :], eviction_policy="evict_first")
+            if start == 0:
+                wait_for_predecessor(PDL)
             value = tl.load(x + start + k)
         else:
             inside = start + k < I
             w = tl.load(rows + start + k[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            if start == 0:
+                wait_for_predecessor(PDL)
             value = tl.load(x + start + k, mask=inside, other=0.0)
         total += w.to(tl.float32) * value.to(tl.float32)[None, :]
     tl.store(out + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < outputs)
@@ -32,7 +41,7 @@ def gemv_kernel(
 def skinny_gemm_kernel(
     x, weight, out, outputs, rows, x_stride,
     I: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows: program (block of BLOCK_N outputs); the matrix streams through shared memory."""
     ALIGN: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -42,6 +51,7 @@ def skinny_gemm_kernel(
     a_pointers = x + m.to(tl.int64)[:, None] * (x_stride // ALIGN * ALIGN) + k[None, :]
     b_pointers = weight + tl.minimum(n, outputs - 1).to(tl.int64)[None, :] * I + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    wait_for_predecessor(PDL)
     for start in range(0, I, BLOCK_K):
         if I % BLOCK_K == 0:
             a = tl.load(a_pointers + start, mask=m[:, None] < rows, other=0.0)

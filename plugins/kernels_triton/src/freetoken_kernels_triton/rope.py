@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -27,13 +28,13 @@ def accepts(shape: OpShape) -> Availability:
     return Availability.yes()
 
 
-def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> TritonLaunch:
+def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch; ``strides`` are q's token and head strides, then k's, in elements."""
     heads = min(next_power_of_2(max(shape.q_heads, shape.kv_heads)), max(1, 2048 // next_power_of_2(shape.head_dim)))
     q_blocks, k_blocks = blocks(shape.q_heads, heads), blocks(shape.kv_heads, heads)
     rest = shape.head_dim - shape.rotary_dim
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("q", tensor), ("k", tensor), ("positions", TensorArg("int64")), ("cos_sin", TensorArg("float32")),
@@ -48,19 +49,20 @@ def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> T
         ),
         grid=(tokens, q_blocks + k_blocks, 1),
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     dim = shape.head_dim
-    return (launch(point.tokens, (shape.q_heads * dim, dim, shape.kv_heads * dim, dim), shape),)
+    return (launch(point.tokens, (shape.q_heads * dim, dim, shape.kv_heads * dim, dim), shape, device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda tokens, strides: launch(tokens, strides, shape))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda tokens, strides: launch(tokens, strides, shape, device))
 
     def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """``q [T, Hq, D]``, ``k [T, Hkv, D]``, strided or not → contiguous rotated copies."""

@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit
 def rotate_heads(
@@ -61,11 +63,13 @@ def rope_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (token, block of heads); the blocks of keys follow those of queries."""
     token = tl.program_id(0)
     block = tl.program_id(1)
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    wait_for_predecessor(PDL)
     table = cos_sin + tl.load(positions + token) * R
     head = tl.arange(0, BLOCK_HEADS)
     if block < Q_BLOCKS:

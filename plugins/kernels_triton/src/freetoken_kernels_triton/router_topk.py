@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -26,11 +27,11 @@ def accepts(shape: OpShape) -> Availability:
     return Availability.yes()
 
 
-def launch(rows: int, stride: int, renormalise: bool, top_k: int, shape: OpShape) -> TritonLaunch:
+def launch(rows: int, stride: int, renormalise: bool, top_k: int, shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch: ``rows`` of logits, ``stride`` elements apart."""
     block = next_power_of_2(shape.experts)
     block_rows = max(1, 512 // block)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("logits", TensorArg(shape.dtype)), ("weights", TensorArg("float32")), ("experts", TensorArg("int32")),
@@ -43,18 +44,19 @@ def launch(rows: int, stride: int, renormalise: bool, top_k: int, shape: OpShape
         grid=(blocks(rows, block_rows), 1, 1),
         num_warps=1 if block <= 512 else 4,
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
-    return (launch(point.tokens, shape.experts, True, shape.top_k, shape),)
+    return (launch(point.tokens, shape.experts, True, shape.top_k, shape, device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda rows, stride, renormalise, top_k: launch(rows, stride, renormalise, top_k, shape))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda rows, stride, norm, top_k: launch(rows, stride, norm, top_k, shape, device))
 
     def router_topk(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
         """``logits [T, E]`` → ``(weights [T, K] f32, experts [T, K] i32)``."""

@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit(do_not_specialize=["rows", "logits_stride", "renormalise"])
 def router_topk_kernel(
@@ -19,12 +21,14 @@ def router_topk_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """K rounds of arg max over a row in registers; K is small against E."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     expert = tl.arange(0, BLOCK_E)
     start = row.to(tl.int64) * logits_stride
     mask = (row[:, None] < rows) & (expert[None, :] < E)
+    wait_for_predecessor(PDL)
     value = tl.load(logits + start[:, None] + expert[None, :], mask=mask, other=0.0).to(tl.float32)
     left = tl.where(expert[None, :] < E, value, float("-inf"))
     largest = tl.max(left, axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.hardware import Device
@@ -23,28 +24,29 @@ def width(shape: OpShape) -> int:
     return shape.intermediate or shape.cols // 2
 
 
-def launch(rows: int, x_stride: int, shape: OpShape, cols: int) -> TritonLaunch:
+def launch(rows: int, x_stride: int, shape: OpShape, cols: int, device: Device) -> TritonLaunch:
     """The one launch: ``rows`` of ``cols`` outputs each."""
     block = min(next_power_of_2(cols), MAX_BLOCK)
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(("x", tensor), ("out", tensor), ("x_stride", x_stride)),
         constexprs=(("N", cols), ("BLOCK_N", block)),
         grid=(rows, blocks(cols, block), 1),
     )
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
-    return (launch(point.tokens, 2 * width(shape), shape, width(shape)),)
+    return (launch(point.tokens, 2 * width(shape), shape, width(shape), device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
     import torch
 
-    shape = setup.shape
-    bound = memoised(lambda rows, stride, cols: launch(rows, stride, shape, cols))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda rows, stride, cols: launch(rows, stride, shape, cols, device))
 
     def silu_and_mul(x: Tensor) -> Tensor:
         """``x [T, 2I]`` → ``[T, I]``."""

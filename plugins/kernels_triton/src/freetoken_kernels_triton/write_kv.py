@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
@@ -27,11 +28,11 @@ def accepts(shape: OpShape) -> Availability:
     return Availability.yes()
 
 
-def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> TritonLaunch:
+def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch; ``strides`` are k's token and head strides, then v's, in elements."""
     v_dim = shape.v_dim or shape.head_dim
     tensor = TensorArg(shape.dtype)
-    return TritonLaunch(
+    made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("k", tensor), ("v", tensor), ("k_pool", tensor), ("v_pool", tensor), ("kv_slots", TensorArg("int64")),
@@ -46,17 +47,18 @@ def launch(tokens: int, strides: tuple[int, int, int, int], shape: OpShape) -> T
         grid=(tokens, 1, 1),
         num_warps=2,
     )  # fmt: skip
+    return dependent(made, device)
 
 
-def launches(point: StepPoint, shape: OpShape, _: Device) -> tuple[TritonLaunch, ...]:
+def launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[TritonLaunch, ...]:
     """What one call on a step's tokens starts."""
     heads, k_dim, v_dim = shape.kv_heads, shape.head_dim, shape.v_dim or shape.head_dim
-    return (launch(point.tokens, (heads * k_dim, k_dim, heads * v_dim, v_dim), shape),)
+    return (launch(point.tokens, (heads * k_dim, k_dim, heads * v_dim, v_dim), shape, device),)
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
-    shape = setup.shape
-    bound = memoised(lambda tokens, strides: launch(tokens, strides, shape))
+    shape, device = setup.shape, setup.device
+    bound = memoised(lambda tokens, strides: launch(tokens, strides, shape, device))
 
     def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, kv_slots: Tensor) -> None:
         """``k``, ``v [T, Hkv, D]``, strided or not; pools ``[pages, P, Hkv, D]`` contiguous."""

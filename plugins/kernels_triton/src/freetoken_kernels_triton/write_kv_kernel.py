@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from freetoken_kernels_triton.dependent_kernel import wait_for_predecessor
+
 
 @triton.jit
 def copy_heads(
@@ -47,9 +49,11 @@ def write_kv_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (token). A negative slot writes nothing."""
     token = tl.program_id(0)
+    wait_for_predecessor(PDL)
     slot = tl.load(kv_slots + token)
     if slot >= 0:
         copy_heads(k, k_pool, token, slot, k_stride, k_head_stride, HEADS, K_DIM, BLOCK_HEADS, BLOCK_K)
