@@ -65,6 +65,12 @@ class _Beginning(_Layer):
         return lambda: self.forward(hidden, step)
 
 
+class _Foreseeing(_Beginning):
+    def foresee(self, hidden: torch.Tensor) -> Any:
+        self.recorded.calls.append(("foresee", self.number, len(hidden)))
+        return (10 + self.number, torch.full((len(hidden), 1), self.number, dtype=torch.int32))
+
+
 def batches() -> list[Any]:
     made = [make_batch((n,), (p,)) for n, p in ((3, 0), (4, 3), (2, 7))]
 
@@ -92,6 +98,25 @@ def test_every_chunk_is_begun_before_the_first_is_ended() -> None:
     assert LayerMajorPass(recorded, batches()).advance()  # type: ignore[arg-type]
     begun = [("begin", 0, 3), ("begin", 0, 4), ("begin", 0, 2)]
     assert recorded.calls == ["begin step", *begun, (0, 3), (0, 4), (0, 2), "end step"]
+
+
+def test_the_next_layer_foresees_where_the_strategy_wants_hints() -> None:
+    """Oracle: the order written out: each chunk is foreseen once begun, the hint comes before the first is ended, for
+    all chunks at once, and the last layer has no next one."""
+    recorded = Recorded(2, begins=True)
+    recorded.layers = [_Foreseeing(recorded, n) for n in range(2)]
+    hints = []
+    recorded.foresees = True  # type: ignore[attr-defined]
+    recorded.hint = lambda layer, experts: hints.append((layer, experts.flatten().tolist()))  # type: ignore[attr-defined]
+    work = LayerMajorPass(recorded, batches())  # type: ignore[arg-type]
+    work.advance()
+    each = [item for n in (3, 4, 2) for item in (("begin", 0, n), ("foresee", 1, n))]
+    assert recorded.calls == ["begin step", *each, (0, 3), (0, 4), (0, 2)]
+    work.advance()
+    assert hints == [(11, [1] * 9)]
+    recorded.foresees = False  # type: ignore[attr-defined]
+    LayerMajorPass(recorded, batches()).advance()  # type: ignore[arg-type]
+    assert len(hints) == 1
 
 
 def test_a_pass_that_is_given_up_ends_its_step_once() -> None:

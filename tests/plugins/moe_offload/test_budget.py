@@ -185,6 +185,6 @@ def test_the_launches_are_in_the_launch_space() -> None:
 def test_options_are_a_plain_class() -> None:
     """Oracle: the defaults that the README names."""
     assert OffloadOptions() == OffloadOptions(
-        slots=None, fraction=None, memory_bytes=None, policy="lfu-decay", window_tokens=32768
+        slots=None, fraction=None, memory_bytes=None, policy="lfu-decay", window_tokens=32768, foresee=True
     )
     assert MIB < GIB

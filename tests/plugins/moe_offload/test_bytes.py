@@ -35,6 +35,12 @@ def expert_bytes(strategy: Any) -> int:
     return int(strategy._caches[0].group.expert_bytes)
 
 
+def prompt_bytes(strategy: Any) -> int:
+    """What crossed for prompts, when it was asked for and before."""
+    moved = strategy.stats().moved_bytes
+    return int(moved["prefill"] + moved["hint"])
+
+
 def prompt(tokens: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     made: list[int] = torch.randint(0, 200, (tokens,), generator=generator).tolist()
@@ -50,25 +56,26 @@ def window_bytes(llm: LLM, tokens: list[int]) -> tuple[int, int, int]:
         while core.scheduler.window is None:
             core.step()
         assert not seen, "something was computed before the window"
-        before = strategy.stats().moved_bytes["prefill"]
+        before = prompt_bytes(strategy)
         chunks = len(core._window.plan.chunks)  # type: ignore[union-attr]
         while core.scheduler.window is not None:
             core.step()
-        moved = strategy.stats().moved_bytes["prefill"] - before
+        moved = prompt_bytes(strategy) - before
         wanted = len(seen) * expert_bytes(strategy)
     while not core.idle:
         core.step()
     return moved, wanted, chunks
 
 
-@pytest.mark.parametrize("slots", [8, 9, 12, 15])
+@pytest.mark.parametrize("slots", [8, 9, 12, 15, 20])
 def test_a_window_of_eight_chunks_moves_each_expert_at_most_once(open_llm: Callable[..., Any], slots: int) -> None:
     """From as many slots as a layer has experts: ≤ 1.05 × the experts it routes to. Three prompts in turn."""
     with open_llm("offload", slots=slots) as llm:
         for seed in range(3):
             moved, wanted, chunks = window_bytes(llm, prompt(129, seed))
             assert chunks == 8
-            assert 0 < moved <= 1.05 * wanted
+            assert moved <= 1.05 * wanted
+            assert moved or slots >= llm.running.built.moe._caches[0].group.all_experts
 
 
 def test_chunk_by_chunk_moves_more(open_llm: Callable[..., Any]) -> None:
@@ -97,7 +104,7 @@ def test_experts_in_slots_do_not_move(open_llm: Callable[..., Any]) -> None:
     with open_llm("offload", slots=1000) as llm:
         llm.generate([prompt(100, 1), prompt(5, 2)], ONE)
         stats = llm.running.built.moe.stats()
-        assert stats.moved_bytes == {"fill": stats.moved_bytes["fill"], "decode": 0, "prefill": 0}
+        assert stats.moved_bytes == {"fill": stats.moved_bytes["fill"], "decode": 0, "prefill": 0, "hint": 0}
         assert stats.misses == 0
         assert stats.hits > 0
 

@@ -115,5 +115,5 @@ def test_the_fill_is_spread_over_the_layers_and_counted(filled: Any) -> None:
     (cache,) = strategy._caches
     assert sorted(cache.owners()) == [0, 1, 2, 6, 7, 12, 13]
     stats = strategy.stats()
-    assert stats.moved_bytes == {"fill": 7 * cache.group.expert_bytes, "decode": 0, "prefill": 0}
+    assert stats.moved_bytes == {"fill": 7 * cache.group.expert_bytes, "decode": 0, "prefill": 0, "hint": 0}
     assert (stats.hits, stats.misses) == (0, 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from freetoken.models.attention_block import Attention
 from freetoken.models.decoder import Decoder, layer_names
+from freetoken.models.moe_block import MoEBlock
 from freetoken.plugin.protocols import ModelParts, Step
 from freetoken.vocab.batch import Batch
 from freetoken.vocab.model_spec import ModelSpec
@@ -56,6 +57,13 @@ class LayerBlock:
             return out
 
         return end
+
+    def foresee(self, hidden: Tensor) -> tuple[int, Tensor] | None:
+        """The experts that this layer would choose if nothing were added to ``hidden [T, H]`` before; ``None`` without
+        experts. The residual stream changes little from layer to layer, so most tokens' choices are among them."""
+        if not isinstance(self.mlp, MoEBlock):
+            return None
+        return self.mlp.foresee(self.norm(hidden, self.post_norm, self.eps))
 
 
 class DecoderModel:

@@ -124,6 +124,11 @@ class MoEBlock:
 
         return end
 
+    def foresee(self, x: Tensor) -> tuple[int, Tensor]:
+        """This layer's number and the experts ``[T, K]`` that it would choose for ``x [T, H]``."""
+        _, experts = self.topk(self.router(x), self.sizes.top_k, self.sizes.renormalise)
+        return self.layer, experts
+
 
 def _shared_names(names: Names) -> Names:
     return Names(names.slot + "shared.", names.stored + "shared_expert.", names.layer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
@@ -167,24 +168,28 @@ class MoESetup:
     host_memory_bytes: int
     options: object = None
     max_seq_tokens: int = 0  # the longest request; 0: unknown
+    notes: Path | None = None  # a file that the strategy may keep, read and replace: what it learns of this very model
 
 
 @frozen
 class MoEStats:
-    """Counters since start. Bytes crossed by cause (``"prefill"``, ``"decode"``, ``"fill"``); stalls in ms."""
+    """Counters since start. Bytes crossed by cause (``"prefill"``, ``"decode"``, ``"fill"``, ``"hint"``); stalls in ms;
+    of the bytes that crossed on a hint, those that nobody wanted."""
 
     moved_bytes: Mapping[str, int]
     hits: int = 0
     misses: int = 0
     stall_ms: float = 0.0
+    wasted_bytes: int = 0
 
 
 class MoEStrategy(Protocol):
     """Owns where experts live *and* computes with them. Routing is the family's.
 
-    Two attributes may be there: ``window_tokens`` (of a strategy whose spec says ``layer_major``), how much of a prompt
-    passes a layer before the next one, in chunks, 0 for no windows; and ``capturable``, whether decode steps can be
-    captured now that the experts are in, ``True`` where it is missing.
+    Four attributes may be there: ``window_tokens`` (of a strategy whose spec says ``layer_major``), how much of a
+    prompt passes a layer before the next one, in chunks, 0 for no windows; ``foresees``, asked once for each layer of a
+    window: whether a hint would be acted on now; ``capturable``, whether decode steps can be captured now that the
+    experts are in, ``True`` where it is missing; and ``close()``, called when the engine stops.
     """
 
     def accept(self, layer: int, expert: int, packed: Mapping[str, Tensor]) -> None:
@@ -212,7 +217,7 @@ class MoEStrategy(Protocol):
         ...
 
     def hint(self, layer: int, experts: Tensor) -> None:
-        """``experts [T, K]`` will likely be wanted at ``layer`` soon. May be ignored."""
+        """``experts [T, K]``, here or on the host, will likely be wanted at ``layer`` soon. May be ignored."""
         ...
 
     def rehearse(self) -> AbstractContextManager[None]:
@@ -236,7 +241,9 @@ class Step:
 
 class Layer(Protocol):
     """A layer may also offer ``begin(hidden, step)``: everything up to where experts are waited for, returning the call
-    that gives ``[T, H]``. Several chunks of a prompt may be begun before the first is ended."""
+    that gives ``[T, H]``. Several chunks of a prompt may be begun before the first is ended. And it may offer
+    ``foresee(hidden)``, from the hidden states of a layer or two before: the layer's number and the experts ``[T, K]``
+    that it would likely choose, or ``None`` where it has none."""
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         """``[T, H] → [T, H]``. Nothing else passes between layers; no host synchronisation."""

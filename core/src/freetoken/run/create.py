@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
 
 from attrs import evolve
 
@@ -42,16 +44,26 @@ def attention_limits(plan: Plan) -> AttentionLimits:
 
 
 def create_moe(
-    resolved: Resolved, catalogs: Catalogs, kernels: Mapping[OpShape, LoadedKernel], options_of: OptionsOf
-) -> MoEStrategy | None:
-    """The planned strategy with each layer's bound expert kernel; ``None`` for a dense model."""
+    resolved: Resolved, catalogs: Catalogs, kernels: Mapping[OpShape, LoadedKernel], options_of: OptionsOf,
+    cache_dir: Path | None = None,
+) -> MoEStrategy | None:  # fmt: skip
+    """The planned strategy with each layer's bound expert kernel; ``None`` for a dense model. It may keep notes on the
+    model in ``cache_dir``."""
     planned = planned_moe(resolved, catalogs, options_of)
     if planned is None:
         return None
     spec, setup = planned
     shapes = _expert_shapes(resolved.needs)
     layers = tuple(evolve(layer, call=kernels[shapes[layer.layer]].call) for layer in setup.layers)
-    return spec.create(evolve(setup, layers=layers))
+    notes = None if cache_dir is None else notes_path(cache_dir, resolved.plan)
+    return spec.create(evolve(setup, layers=layers, notes=notes))
+
+
+def notes_path(cache_dir: Path, plan: Plan) -> Path:
+    """The strategy's own file for this model: by name for people, by place so that two of one name are told apart."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.served_name)
+    digest = sha256(str(Path(plan.model_path).resolve()).encode()).hexdigest()[:12]
+    return cache_dir / f"moe-{plan.moe.name}" / f"{plain}-{digest}.json"
 
 
 def planned_moe(

@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from freetoken.plugin.protocols import Layer
 from freetoken.run.runner import ModelRunner
 from freetoken.vocab.batch import Batch
 
+Foresight = Callable[[Tensor], "tuple[int, Tensor] | None"]
+
 
 class LayerMajorPass:
     """``batches`` are consecutive chunks: each finds in a layer's caches what those before it left there.
 
     A layer that offers ``begin`` is begun for every chunk before it is ended for the first, so that what it waits for
-    is on its way while the other chunks compute.
+    is on its way while the other chunks compute. Where the strategy wants hints, the next layer foresees its experts
+    from this one's input, so that the first of them come while this one computes its own.
     """
 
     def __init__(self, runner: ModelRunner, batches: Sequence[Batch]) -> None:
@@ -43,7 +47,7 @@ class LayerMajorPass:
         if begin is None:
             self._one_by_one(layer)
         else:
-            self._overlapped(begin)
+            self._overlapped(begin, self._foresight())
         self._next += 1
         if self.layers_left == 0:
             self.close()
@@ -53,15 +57,29 @@ class LayerMajorPass:
         for i, step in enumerate(self._steps):
             self._hidden[i] = layer.forward(self._hidden[i], step)
 
-    def _overlapped(self, begin: Callable[..., Callable[[], Tensor]]) -> None:
-        rest = []
+    def _foresight(self) -> Foresight | None:
+        """The next layer's, if the strategy would act on it."""
+        if self.layers_left == 1 or not getattr(self._runner.moe, "foresees", False):
+            return None
+        return getattr(self._runner.model.layers[self._next + 1], "foresee", None)
+
+    def _overlapped(self, begin: Callable[..., Callable[[], Tensor]], foresee: Foresight | None) -> None:
+        rest, foreseen = [], []
         hidden, self._hidden = self._hidden, []
         for i, step in enumerate(self._steps):
             rest.append(begin(hidden[i], step))
+            if foresee is not None:
+                foreseen.append(foresee(hidden[i]))
             hidden[i] = cast("Tensor", None)  # a window's hidden states are large: none is kept longer than needed
+        self._hint([item for item in foreseen if item is not None])
         for i, end in enumerate(rest):
             self._hidden.append(end())
             rest[i] = cast("Callable[[], Tensor]", None)
+
+    def _hint(self, foreseen: Sequence[tuple[int, Tensor]]) -> None:
+        """All chunks' in one: read on the host, which has waited for the last look-up anyway."""
+        if foreseen and self._runner.moe is not None:
+            self._runner.moe.hint(foreseen[0][0], torch.cat([experts.cpu() for _, experts in foreseen]))
 
     def logits(self) -> Tensor | None:
         """After the last layer: ``[R, V]`` float32 of the last chunk's rows, ``None`` when it wants none."""

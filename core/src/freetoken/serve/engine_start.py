@@ -44,6 +44,8 @@ class RunningEngine:
 
     def close(self) -> None:
         self.core.late.watch.disarm()
+        if (close := getattr(self.built.moe, "close", None)) is not None:
+            close()
         self.plugins.shutdown(self.plan)
 
 

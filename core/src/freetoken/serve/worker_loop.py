@@ -146,6 +146,7 @@ def engine_stats(running: RunningEngine) -> EngineStats:
             ("moe_hits", float(moe.hits)),
             ("moe_misses", float(moe.misses)),
             ("moe_stall_ms", moe.stall_ms),
+            ("moe_wasted_bytes", float(moe.wasted_bytes)),
         )
     return EngineStats(
         running=len(core.scheduler.running),

@@ -16,8 +16,10 @@ Devarakonda 1990, "Data cache management using frequency-based replacement"; her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from freetoken_moe_offload.budget import list_room
@@ -98,6 +100,21 @@ def fill(state: IndexState, numbers: list[int]) -> None:
     state.used.index_fill_(0, ids, USE)
 
 
+def on_host(state: IndexState) -> IndexState:
+    """The tables that say who leaves first, copied to the host; on a CPU the state itself."""
+    if state.owner.device.type == "cpu":
+        return state
+    names = ("owner", "slot_of", "last", "used", "clock")
+    return evolve(state, **{name: getattr(state, name).cpu() for name in names})
+
+
+def popularity(state: IndexState, half_life: int) -> list[int]:
+    """``[N]``: how often each expert was used of late, uses counted as ``USE`` and halved with time."""
+    host = on_host(state)
+    halvings = ((host.clock >> half_life) - (host.last >> half_life)).clamp(max=MAX_HALVINGS)
+    return (host.used >> halvings.int()).tolist()
+
+
 def pretend(state: IndexState) -> None:
     """Every expert of every layer in some slot: a look-up then only hits. For rehearsals."""
     table = torch.arange(state.slot_of.numel(), dtype=torch.int32, device=state.owner.device)
@@ -129,8 +146,8 @@ def select(state: IndexState, row: int, first: int) -> None:
     state.fetch_experts[: len(missing)] = missing.int()
 
 
-def eviction_keys(state: IndexState, row: int, keep: bool, decay: bool, half_life: int) -> tuple[Tensor, Tensor]:
-    """``(keys [S] i64, evictable [S] bool)``."""
+def leaving_keys(state: IndexState, row: int, keep: bool, decay: bool, half_life: int) -> tuple[Tensor, Tensor]:
+    """``(keys [S] i64, rows [S] i64)``: the order of leaving, and whose expert a slot holds; −1 where it is empty."""
     held = state.owner >= 0
     number = state.owner.clamp(min=0).long()
     last = state.last[number]
@@ -138,11 +155,18 @@ def eviction_keys(state: IndexState, row: int, keep: bool, decay: bool, half_lif
     if decay:
         halvings = ((state.clock >> half_life) - (last >> half_life)).clamp(max=MAX_HALVINGS)
         key = ((state.used[number].long() >> halvings) << COUNT_SHIFT) | last
-    mine = held & (number // state.experts == row)
+    rows = torch.where(held, number // state.experts, -1)
     if keep:
-        key = torch.where(mine, key | KEEP_BIT, key)
-    needed = mine & (state.kind[number % state.experts] != UNSELECTED)
-    return torch.where(held, key, -1), ~needed
+        key = torch.where(rows == row, key | KEEP_BIT, key)
+    return torch.where(held, key, -1), rows
+
+
+def eviction_keys(state: IndexState, row: int, keep: bool, decay: bool, half_life: int) -> tuple[Tensor, Tensor]:
+    """``(keys [S] i64, evictable [S] bool)``."""
+    key, rows = leaving_keys(state, row, keep, decay, half_life)
+    number = state.owner.clamp(min=0).long()
+    needed = (rows == row) & (state.kind[number % state.experts] != UNSELECTED)
+    return key, ~needed
 
 
 def place(state: IndexState, row: int, keep: bool, decay: bool, half_life: int) -> None:
@@ -156,6 +180,31 @@ def place(state: IndexState, row: int, keep: bool, decay: bool, half_life: int) 
     state.target.index_copy_(0, state.fetch_experts[:count].long(), slots)
 
 
+def give(state: IndexState, row: int, experts: Tensor, slots: Tensor) -> None:
+    """Write down that ``slots [n] i64`` hold ``experts [n] i32`` of layer ``row`` from now on."""
+    old = state.owner[slots]
+    state.slot_of.index_fill_(0, old[old >= 0].long(), -1)
+    numbers = row * state.experts + experts
+    state.owner.index_copy_(0, slots, numbers)
+    state.slot_of.index_copy_(0, numbers.long(), slots.int())
+
+
+def ahead(
+    state: IndexState, row: int, experts: Sequence[int], guarded: int, most: int, decay: bool, half_life: int
+) -> tuple[list[int], list[int]]:
+    """Before layer ``row`` is asked for: which of ``experts`` to fetch, first come first, and the slots they go to.
+
+    At most ``most``, and never a slot of that layer or of layer ``guarded``, which is about to be computed.
+    """
+    key, rows = leaving_keys(state, row, False, decay, half_life)
+    order = torch.argsort(key, stable=True)
+    free = order[(rows[order] != row) & (rows[order] != guarded)]
+    slot_of = state.slot_of[row * state.experts : (row + 1) * state.experts].tolist()
+    missing = [expert for expert in experts if slot_of[expert] < 0]
+    count = min(most, len(free), len(missing))
+    return missing[:count], free[:count].tolist()
+
+
 def settle(
     state: IndexState, experts: Tensor, row: int, touch: bool, final: bool, half_life: int, cause: int
 ) -> Tensor:
@@ -164,12 +213,7 @@ def settle(
     ``touch`` counts the selected experts as used; ``final`` clears ``wanted``. ``cause``: 0 decode, 1 prefill.
     """
     count = int(state.lists[0])
-    missing, slots = state.fetch_experts[:count], state.fetch_slots[:count].long()
-    old = state.owner[slots]
-    state.slot_of.index_fill_(0, old[old >= 0].long(), -1)
-    numbers = row * state.experts + missing
-    state.owner.index_copy_(0, slots, numbers)
-    state.slot_of.index_copy_(0, numbers.long(), slots.int())
+    give(state, row, state.fetch_experts[:count], state.fetch_slots[:count].long())
     if touch:
         chosen = row * state.experts + (state.kind != UNSELECTED).nonzero().reshape(-1)
         halvings = ((state.clock >> half_life) - (state.last[chosen] >> half_life)).clamp(max=MAX_HALVINGS)

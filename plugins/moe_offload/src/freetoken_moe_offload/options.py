@@ -28,3 +28,6 @@ class OffloadOptions:
         32768, help="most tokens of one prompt that pass a layer before the next; each expert crosses once a window",
         unit="tokens", low=1,
     )  # fmt: skip
+    foresee: bool = option(
+        True, help="within a long prompt, fetch what the next layer is all but sure to need while this one computes"
+    )

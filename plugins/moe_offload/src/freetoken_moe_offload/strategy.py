@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
@@ -13,13 +15,19 @@ from torch import Tensor
 from freetoken.plugin.protocols import ExpertLayer, MoESetup, MoEStats, Pending
 from freetoken.vocab.batch import Batch
 from freetoken.vocab.errors import CheckpointError, EngineError
+from freetoken_moe_offload import popularity
 from freetoken_moe_offload.budget import decide
 from freetoken_moe_offload.cache import DECODE, PREFILL, SlotCache
+from freetoken_moe_offload.foresight import Trust, likely
 from freetoken_moe_offload.host import Pinner
 from freetoken_moe_offload.launches import passes
 from freetoken_moe_offload.options import OffloadOptions
 
+_log = logging.getLogger("freetoken.offload")
+
 CAUSES = ("decode", "prefill")
+NOTE_PERIOD_S = 300.0
+"""How often the uses of experts are written down while serving, beside the end."""
 
 
 @define(eq=False)
@@ -30,6 +38,7 @@ class _Open:
     hidden: Tensor
     weights: Tensor
     slots: Tensor | None = None
+    arrived: torch.cuda.Event | None = None
     result: Tensor | None = None
 
 
@@ -47,10 +56,13 @@ class OffloadExperts:
         self.window_tokens = sizes.window_tokens
         self._setup = setup
         self._layers: dict[int, ExpertLayer] = {layer.layer: layer for layer in setup.layers}
+        self._known = popularity.read(setup.notes, tuple(self._layers), setup.shape.experts)
+        _log.info("experts to start with: %s", self._known.because)
         self._caches = [
-            SlotCache(group, slots, setup.device, options.policy)
+            SlotCache(group, slots, setup.device, options.policy,
+                      popularity.first_experts(group, slots, self._known.shares))
             for group, slots in zip(sizes.groups, sizes.slots, strict=True)
-        ]
+        ]  # fmt: skip
         self._where = {layer: (cache, row) for cache in self._caches for row, layer in enumerate(cache.group.layers)}
         self._pinner = Pinner(torch.device(setup.device.torch_name)) if setup.device.kind == "cuda" else None
         self._accepted: dict[int, set[int]] = {layer: set() for layer in self._layers}
@@ -59,6 +71,10 @@ class OffloadExperts:
         self._unpinned: tuple[int, ...] = ()
         self._causes: list[int] = []  # of the steps begun and not ended: a window, and a decode between its layers
         self._open: list[_Open] = []
+        self._trust = Trust()
+        self._looks_ahead = options.foresee
+        self._noted_uses = 0
+        self._next_note = time.monotonic() + NOTE_PERIOD_S
 
     # -------------------------------------------------------------------------------------------- loading
 
@@ -103,10 +119,13 @@ class OffloadExperts:
         """A step of single tokens is a decode step. Steps may nest: a decode step between two layers of a window."""
         self._causes.append(DECODE if batch.max_query_tokens == 1 else PREFILL)
         self._open.clear()
+        for cache in self._caches:
+            cache.join_ahead()
 
     def end_step(self) -> None:
         """Back to the step around this one."""
-        self._causes.pop()
+        if self._causes.pop() == PREFILL:
+            self._end_ahead()
 
     def start(self, layer: int, hidden: Tensor, weights: Tensor, experts: Tensor) -> Pending:
         """Looks up, and starts fetching. ``finish`` computes, except where the step takes several passes."""
@@ -121,6 +140,7 @@ class OffloadExperts:
             step.result = self._in_passes(step, cache, row, experts, cause, count)
         else:
             step.slots = cache.bring(row, experts, cause)
+            step.arrived = cache.arrived
             self._open.append(step)
         return step
 
@@ -134,13 +154,34 @@ class OffloadExperts:
         assert step.result is not None
         return step.result
 
+    @property
+    def foresees(self) -> bool:
+        """Whether a hint would be acted on. Asked once for each layer of a window."""
+        return self._looks_ahead and any(cache.room_ahead for cache in self._caches) and self._trust.ask()
+
     def hint(self, layer: int, experts: Tensor) -> None:
-        """Fetches ahead, outside a rehearsal and while no other experts are waiting to be computed."""
+        """Within a prompt: fetches ahead what it is all but sure to want at ``layer``, while another computes.
+
+        Ignored in decode steps, where the link is never idle long enough for one expert (``docs/decisions``), and while
+        several layers are open.
+        """
         cache, row = self._where[layer]
-        if self._open or cache.rehearsing or passes(experts.numel(), cache.group.experts, cache.slots) > 1:
+        at_hand = {step.layer for step in self._open}
+        if not self._causes or self._causes[-1] != PREFILL or not cache.room_ahead or len(at_hand | {layer}) > 2:
             return
-        cache.wait()
-        cache.bring(row, experts, self._causes[-1] if self._causes else DECODE)
+        if layer in at_hand:
+            return
+        self._end_ahead()
+        guarded = next((at for step in at_hand for where, at in (self._where[step],) if where is cache), -1)
+        pairs = torch.bincount(experts.reshape(-1).cpu(), minlength=cache.group.experts).tolist()
+        cache.bring_ahead(row, likely(pairs), guarded)
+
+    def _end_ahead(self) -> None:
+        """Learn from the last hint."""
+        for cache in self._caches:
+            found = cache.end_ahead()
+            if found is not None:
+                self._trust.learn(*found)
 
     @contextmanager
     def rehearse(self) -> Iterator[None]:
@@ -158,9 +199,10 @@ class OffloadExperts:
                 cache.rehearsing = was
 
     def stats(self) -> MoEStats:
-        """Bytes, hits and misses by what was looked up; waits for the device's counters."""
-        moved = {"fill": self._filled_bytes, "decode": 0, "prefill": 0}
-        hits = misses = 0
+        """Bytes, hits and misses by what was looked up; waits for the device's counters. ``"hint"``: bytes that came
+        before they were asked for, which then are hits."""
+        moved = {"fill": self._filled_bytes, "decode": 0, "prefill": 0, "hint": 0}
+        hits = misses = wasted = 0
         stall_ms = 0.0
         for cache in self._caches:
             counts = cache.counts()
@@ -169,7 +211,30 @@ class OffloadExperts:
                 hits += counts[f"{cause}_hits"]
                 misses += counts[f"{cause}_misses"]
             stall_ms += cache.stall_ms
-        return MoEStats(moved, hits, misses, stall_ms)
+            moved["hint"] += cache.ahead_bytes[0]
+            wasted += cache.ahead_bytes[1]
+        if time.monotonic() >= self._next_note:
+            self._note_uses()
+        return MoEStats(moved, hits, misses, stall_ms, wasted)
+
+    def close(self) -> None:
+        """The engine stops: write down which experts were used, for the next start."""
+        self._note_uses()
+
+    def _note_uses(self) -> None:
+        """Replace the file where there were decode steps since; a folder that cannot be written costs nothing now."""
+        self._next_note = time.monotonic() + NOTE_PERIOD_S
+        path = self._setup.notes
+        counts = [cache.counts() for cache in self._caches]
+        uses = sum(each["decode_hits"] + each["decode_misses"] for each in counts)
+        if path is None or uses == self._noted_uses or not self._sealed:
+            return
+        self._noted_uses = uses
+        now = {layer: each for cache in self._caches for layer, each in cache.uses().items()}
+        try:
+            popularity.write(path, popularity.blend(self._known.shares, now))
+        except OSError as error:
+            _log.warning("the uses of experts were not written down: %s", error)
 
     # -------------------------------------------------------------------------------------------- the parts
 
@@ -189,7 +254,7 @@ class OffloadExperts:
         cache, _ = self._where[step.layer]
         call = self._layers[step.layer].call
         assert call is not None
-        cache.wait()
+        cache.wait(step.arrived)
         step.result = call(step.hidden, step.weights, step.slots, cache.bank)
 
     def _in_passes(self, step: _Open, cache: SlotCache, row: int, experts: Tensor, cause: int, count: int) -> Tensor:
@@ -199,7 +264,7 @@ class OffloadExperts:
         total = torch.zeros(step.hidden.shape, dtype=torch.float32, device=step.hidden.device)
         for number in range(count):
             slots = cache.bring(row, experts, cause, first=number * cache.slots, final=number == count - 1)
-            cache.wait()
+            cache.wait(cache.arrived)
             weights = torch.where(slots >= 0, step.weights, 0.0)
             total += call(step.hidden, weights, slots.clamp(min=0), cache.bank).float()
         return total.to(step.hidden.dtype)
