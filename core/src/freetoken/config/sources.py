@@ -20,7 +20,7 @@ from freetoken.vocab.errors import OptionError
 from freetoken.vocab.plan import OptionValue
 
 # Variables that are read, but are not options of an owner.
-RESERVED_VARIABLES = frozenset({"FREETOKEN_PLUGINS", "FREETOKEN_CONFIG"})
+RESERVED_VARIABLES = frozenset({"FREETOKEN_PLUGINS", "FREETOKEN_CONFIG", "FREETOKEN_DEPENDENT_LAUNCH"})
 _SECRET = frozenset({"api_key"})
 T = TypeVar("T")
 

@@ -128,7 +128,7 @@ def configuration_digest(plan: Plan) -> str:
 
 def environment_digest(environment: Mapping[str, str]) -> str:
     """The variables that change what Triton compiles."""
-    named = ("TRITON_", "DISABLE_", "USE_IR_LOC", "CUDA_MODULE_LOADING")
+    named = ("TRITON_", "DISABLE_", "USE_IR_LOC", "CUDA_MODULE_LOADING", "FREETOKEN_DEPENDENT_LAUNCH")
     found = [(k, v) for k, v in environment.items() if k.startswith(named) and k not in _IGNORED]
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16] if found else "nothing set"
 
