@@ -14,6 +14,7 @@ from torch import Tensor
 from freetoken.builtin import kernels_cpu
 from freetoken.builtin.kernels_cpu import FORMATS, freetoken_kernels, probe
 from freetoken.builtin.weight_formats import freetoken_weight_formats
+from freetoken.ops.rope import rope
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.testing.fakes import dequantise_plain, make_device, normal, stored
 from freetoken.testing.kernels import KernelCase, KernelConformance
@@ -90,6 +91,23 @@ def test_embedding_rows_are_the_rounded_rows() -> None:
     kernel, packed = load([stored(weight)], "embedding")
     ids = torch.tensor([0, 49, 7, 7])
     assert torch.equal(kernel.call(ids, packed), weight.half().float()[ids])
+
+
+def test_turns_are_of_the_positions_and_the_table_of_the_call() -> None:
+    """The rotation keeps what it looked up last. Oracle: the torch reference, call by call."""
+    randn = normal(3)
+    call = (
+        SPECS["rope"]
+        .load(KernelSetup(OpShape("rope", "float32"), make_device("cpu"), "float32", dequantise_plain))
+        .call
+    )
+    q, k = randn(3, 4, 8), randn(3, 2, 8)
+    tables, places = [randn(20, 8), randn(20, 8)], [torch.tensor([0, 1, 2]), torch.tensor([5, 19, 7])]
+    for table, place in ((0, 0), (0, 0), (1, 0), (1, 1), (0, 1), (0, 0)):
+        found = call(q, k, places[place], tables[table])
+        expected = rope(q, k, places[place], tables[table])
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other, "float32", 8, f"table {table}, positions {place}")
 
 
 @pytest.mark.parametrize("value", [1e5, -1e5, float("inf"), float("nan")])

@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 def split_columns(x: Tensor, *widths: int) -> tuple[Tensor, ...]:
     """``x [T, Σ widths]`` → one view ``[T, width]`` for each width; rows of a view lie ``Σ widths`` apart."""
-    views: tuple[Tensor, ...] = x.split(widths, dim=-1)  # type: ignore[no-untyped-call]
+    views: tuple[Tensor, ...] = x.split_with_sizes(widths, dim=-1)  # ``split`` costs 10 µs more, in Python
     return views

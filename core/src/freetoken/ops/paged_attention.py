@@ -97,7 +97,9 @@ class TorchAttention:
         """Keys or values as ``[n, Hkv, C, D]`` in ``dtype``: a view of the pool, or gathered into scratch memory."""
         heads, dim = pool.shape[-2:]
         if keys.index is None:
-            return pool.view(-1, heads, dim)[keys.start : keys.stop].transpose(0, 1).unsqueeze(0).to(dtype)
+            shape, strides = (1, heads, keys.stop - keys.start, dim), (0, dim, heads * dim, 1)
+            view = pool.as_strided(shape, strides, pool.storage_offset() + keys.start * heads * dim)
+            return view if pool.dtype == dtype else view.to(dtype)  # a call that changes nothing costs a µs too
         size = keys.index.numel() * dim
         scratch = self._scratch.get(name)
         if scratch is None or scratch.numel() < size or scratch.dtype != pool.dtype:
@@ -106,7 +108,8 @@ class TorchAttention:
                 scratch = self._scratch[name] = torch.empty(size, dtype=pool.dtype, device=pool.device)
         rows = scratch[:size].view(-1, dim)
         torch.index_select(pool.view(-1, dim), 0, keys.index, out=rows)
-        return rows.view(count, heads, -1, dim).to(dtype)
+        gathered = rows.view(count, heads, -1, dim)
+        return gathered if pool.dtype == dtype else gathered.to(dtype)
 
 
 def _corner(band: Tensor | None, rows: int, columns: int) -> Tensor:
