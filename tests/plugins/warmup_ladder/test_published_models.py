@@ -104,6 +104,6 @@ def test_the_head_is_swept_at_rows_and_the_layers_at_tokens(model: tuple[Plan, D
     """By hand: 32 requests run at once, so the head's product has at most 32 rows, however long a chunk is."""
     plan, _ = model
     rows = {step.name: step.tokens for step in ladder(model, None) if isinstance(step, Touch)}
-    head = next(name for name in rows if f" {plan.model.vocab_size}x" in name)
+    head = next(name for name in rows if name.startswith(f"linear {plan.model.vocab_size}x"))
     assert max(rows.pop(head)) == plan.max_running_requests
     assert {max(tokens) for tokens in rows.values()} == {plan.max_prefill_tokens}

@@ -9,6 +9,8 @@ from freetoken.plugin.markers import hookimpl
 from freetoken.plugin.protocols import BankPart, KernelSetup, LoadedKernel
 from freetoken.plugin.specs import KernelSpec
 from freetoken.vocab.dtypes import COMPUTE_DTYPES, itemsize_bytes
+from freetoken.vocab.hardware import Device
+from freetoken.vocab.launch import Launch, LibraryCall, StepPoint
 from freetoken.vocab.ops import OPS, OpShape, OpSpec
 from freetoken.vocab.weight import StoredTensor
 
@@ -61,6 +63,32 @@ def _packer(setup: KernelSetup) -> Callable[[Sequence[StoredTensor]], Any] | Non
     return {"": None, "matrix": matrix, "expert": expert}[OPS[setup.shape.op].weights]
 
 
+FEW_ROWS = 64
+INDEX_32_ELEMENTS = 2**31 - 1  # torch computes addresses in tensors of more elements with 64 bits: another kernel
+
+
+def embedding_launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[Launch, ...]:
+    """On a GPU the gather is torch's own: it picks among kernels by the number of tokens and loads each at its first
+    call. A CPU has nothing to load."""
+    return (embedding_call(shape, device),) if device.kind != "cpu" else ()
+
+
+def embedding_call(shape: OpShape, device: Device) -> LibraryCall:
+    """Gathers from a matrix of this width, of few rows where that picks the same kernels."""
+
+    def sweep(tokens: int) -> None:
+        import torch
+
+        from freetoken.ops.embedding import embedding
+
+        wide = shape.rows * shape.cols > INDEX_32_ELEMENTS
+        rows = shape.rows if wide else min(shape.rows, FEW_ROWS)
+        matrix = torch.empty((rows, shape.cols), dtype=getattr(torch, shape.dtype), device=device.torch_name)
+        embedding(torch.zeros(tokens, dtype=torch.int64, device=device.torch_name), matrix)
+
+    return LibraryCall(f"embedding {shape.rows}x{shape.cols} {shape.dtype}", sweep)
+
+
 def _spec(op: OpSpec) -> KernelSpec:
     sizes = {"": lambda _: 0, "matrix": dense_bytes, "expert": expert_bytes}
     return KernelSpec(
@@ -74,6 +102,7 @@ def _spec(op: OpSpec) -> KernelSpec:
         packing=DENSE if op.weights == "matrix" else "",
         packed_bytes=sizes[op.weights],
         bank_layout=expert_layout if op.weights == "expert" else None,
+        launches=embedding_launches if op.name == "embedding" else None,
     )
 
 

@@ -32,8 +32,17 @@ def deep_probe(target: str, hardware: Hardware, timeout_s: float = 60.0) -> Avai
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Availability.no(f"its probe failed: {last}")
-    ok, reason, fix = json.loads(done.stdout.strip().splitlines()[-1])
-    return Availability(ok, reason, fix)
+    return _read_answer(done.stdout)
+
+
+def _read_answer(said: str) -> Availability:
+    """The child's last line; where it is no answer, because a library spoke last, it becomes the reason."""
+    last = (said.strip().splitlines() or [""])[-1]
+    try:
+        ok, reason, fix = json.loads(last)
+    except (ValueError, TypeError):
+        return Availability.no(f"its probe's answer cannot be read: {last[:200] or 'it said nothing'}")
+    return Availability(bool(ok), str(reason), str(fix))
 
 
 def _hardware_of(data: dict[str, object]) -> Hardware:

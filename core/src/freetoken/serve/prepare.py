@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from attrs import frozen
@@ -15,6 +16,8 @@ from freetoken.plugin.report import availability
 from freetoken.serve.start import EngineStart
 from freetoken.vocab.availability import Availability
 from freetoken.vocab.hardware import Hardware
+
+_log = logging.getLogger("freetoken.engine")
 
 
 class DeepProbes:
@@ -37,7 +40,11 @@ class DeepProbes:
             thread.start()
 
     def _ask(self, target: str, spec: object) -> None:
-        self._answers[target] = availability(spec, self._hardware, deep=True)
+        try:
+            self._answers[target] = availability(spec, self._hardware, deep=True)
+        except Exception as error:  # for whoever asks for the answer: this thread has nobody to raise it to
+            _log.exception("the deep probe %s", target)
+            self._answers[target] = Availability.no(f"its probe could not be asked: {type(error).__name__}: {error}")
 
     def __call__(self, spec: object) -> Availability:
         """The answer for one offer; waits for its package's child where that still runs."""
