@@ -165,23 +165,26 @@ def test_nothing_of_a_predecessor_is_touched_before_the_wait(dependent: tuple[Co
     read: set[str] = set()
     for compiled in dependent:
         for line, names in sources(compiled):
-            assert line.startswith(("ld.global", "@")) and "st.global" not in line, f"{compiled.kernel}: {line}"
+            assert line.startswith(("ld.global", "@")), f"{compiled.kernel}: {line}"
+            assert "st.global" not in line, f"{compiled.kernel}: {line}"
             pointers = {name for name in names if name in compiled.pointers and name not in ("outputs", "rows")}
-            assert pointers and pointers <= WEIGHTS, f"{compiled.kernel} reads {sorted(names)} before it waits: {line}"
+            assert pointers, f"{compiled.kernel}: an address from nowhere: {line}"
+            assert pointers <= WEIGHTS, f"{compiled.kernel} reads {sorted(names)} before it waits: {line}"
             read |= pointers
     assert "weight" in read, "matrices are asked for before the wait"
 
 
 @pytest.mark.slow
 def test_every_block_waits_once_and_lets_the_next_start_behind_it(dependent: tuple[Compiled, ...]) -> None:
-    """One wait on every path (no branch and no return before it), and the start of the dependents right behind it."""
+    """One wait on every path: no branch and no return before it. The start of the dependents comes right behind it."""
     for compiled in dependent:
         text = compiled.instructions
         waits = [i for i, line in enumerate(text) if line.startswith(WAIT)]
         starts = [i for i, line in enumerate(text) if line.startswith(START)]
         assert len(waits) == len(starts) == 1, compiled.kernel
         between = [line for line in text[waits[0] + 1 : starts[0]] if not line.startswith(("ld.param", "mov", "cvta"))]
-        assert starts[0] > waits[0] and between == [], f"{compiled.kernel}: {between}"
+        assert starts[0] > waits[0], compiled.kernel
+        assert between == [], f"{compiled.kernel}: {between}"
         early = [line for line in text[: waits[0]] if re.search(r"\b(bra|ret|exit)\b", line)]
         assert early == [], f"{compiled.kernel} may end before it waits: {early}"
 

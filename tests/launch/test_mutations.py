@@ -36,7 +36,7 @@ from freetoken_kernels_triton import (
     l2norm,
     linear,
     rms_norm,
-    rope,
+    rope_write,
     router_topk,
     sample,
     silu_and_mul,
@@ -100,7 +100,7 @@ CALL_SITES: dict[str, tuple[ModuleType, str, Mutate]] = {
     "a constexpr of rms_norm": (rms_norm, "memoised", constexpr("BLOCK_ROWS", twice)),
     "a constexpr of l2norm that follows the length": (l2norm, "memoised", per_length),
     "a constexpr of add_rms_norm": (add_rms_norm, "memoised", constexpr("BLOCK_N", twice)),
-    "the warps of rope": (rope, "memoised", options(num_warps=8)),
+    "the warps of rope_write": (rope_write, "memoised", options(num_warps=8)),
     "the tile of linear": (linear, "memoised", constexpr("BLOCK_N", twice)),
     "the stages of experts": (experts, "bind", options(num_stages=2)),
     "the chunk of gated_delta": (gated_delta, "bind", constexpr("BLOCK_V", lambda v: v // 2)),
@@ -130,7 +130,7 @@ def test_a_launch_changed_at_its_call_site_is_caught(what: str, monkeypatch: pyt
 def test_a_dtype_changed_at_its_call_site_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call hands over 32-bit positions, and binds a launch that takes them."""
     narrow = argument("positions", lambda _: TensorArg("int32"))
-    monkeypatch.setattr(rope, "memoised", lambda make: triton_launch.memoised(lambda *a: narrow(make(*a))))
+    monkeypatch.setattr(rope_write, "memoised", lambda make: triton_launch.memoised(lambda *a: narrow(make(*a))))
     forward = AttentionBlock.forward
 
     def with_narrow_positions(self: AttentionBlock, x: Any, step: Any) -> Any:
@@ -189,7 +189,7 @@ def test_a_launch_that_nobody_declared_is_caught(monkeypatch: pytest.MonkeyPatch
     def with_one_more(self: DecoderModel, rows: Any) -> Any:
         rms_norm_kernel[(1,)](
             rows, self.final_norm, rows, rows.shape[0], 1, rows.shape[1], 0, 1e-5, N=rows.shape[1], BLOCK_ROWS=1,
-            BLOCK_N=4096,
+            BLOCK_N=4096, PDL=False,
         )  # fmt: skip
         return head(self, rows)
 

@@ -167,7 +167,7 @@ def test_a_backends_workspace_is_part_of_the_memory() -> None:
 def test_every_shape_of_the_model_has_a_kernel_with_its_candidates() -> None:
     found = plan(mixtral.FAMILY)
     ops = {k.shape.op for k in found.kernels}
-    assert {"linear", "embedding", "experts", "router_topk", "rope", "rms_norm", "write_kv", "sample"} <= ops
+    assert {"linear", "embedding", "experts", "router_topk", "rope_write", "rms_norm", "sample"} <= ops
     assert all(k.choice.candidates and k.choice.because for k in found.kernels)
     assert len({k.shape for k in found.kernels}) == len(found.kernels)
 

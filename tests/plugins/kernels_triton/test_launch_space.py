@@ -117,6 +117,22 @@ class TestWriteKv(Traced):
         call(k, k, pool, pool, torch.zeros(point.tokens, dtype=torch.int64))
 
 
+class TestRopeWrite(Traced):
+    op = "rope_write"
+    sizes = (
+        {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_dim": 256, "rotary_dim": 64, "cols": 256},
+        {"q_heads": 9, "kv_heads": 3, "head_dim": 64, "v_dim": 64, "rotary_dim": 64},
+    )
+
+    def run(self, call, point, shape):
+        dim, heads = shape.head_dim, shape.kv_heads
+        q = _rows(point.tokens, shape.q_heads * dim, wide=2048).view(point.tokens, shape.q_heads, dim)
+        k = _rows(point.tokens, heads * dim, wide=512).view(point.tokens, heads, dim)
+        weights = (torch.empty(dim, dtype=BF16),) * 2 if shape.cols else (None, None)
+        pool, where = torch.empty(30, 16, heads, dim, dtype=BF16), torch.zeros(point.tokens, dtype=torch.int64)
+        call(q, k, k, *weights, 1e-5, where, torch.empty(100, shape.rotary_dim), pool, pool, where)
+
+
 class TestRouterTopk(Traced):
     op = "router_topk"
     sizes = ({"experts": 256, "top_k": 8},)

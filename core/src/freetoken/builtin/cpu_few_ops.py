@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from freetoken.ops.kv_write import write_kv
 from freetoken.ops.rope import rope as reference_rope
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 
@@ -32,6 +33,24 @@ def load_add_rms_norm(_: KernelSetup) -> LoadedKernel:
 
 def load_rope(_: KernelSetup) -> LoadedKernel:
     return LoadedKernel(_rope())
+
+
+def load_rope_write(_: KernelSetup) -> LoadedKernel:
+    norm, rope = _rms_norm(), _rope()
+
+    def rope_write(
+        q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, eps: float,
+        positions: Tensor, cos_sin: Tensor, k_pool: Tensor, v_pool: Tensor, kv_slots: Tensor,
+    ) -> Tensor:  # fmt: skip
+        if q_weight is not None:
+            q = norm(q, q_weight, eps)
+        if k_weight is not None:
+            k = norm(k, k_weight, eps)
+        q, k = rope(q, k, positions, cos_sin)
+        write_kv(k, v, k_pool, v_pool, kv_slots)
+        return q
+
+    return LoadedKernel(rope_write)
 
 
 def load_silu_and_mul(_: KernelSetup) -> LoadedKernel:

@@ -98,5 +98,6 @@ def freetoken_kernels() -> tuple[KernelSpec, ...]:
         _few_ops("rms_norm"),
         _few_ops("add_rms_norm"),
         _few_ops("rope"),
+        _few_ops("rope_write"),
         _few_ops("silu_and_mul"),
     )

@@ -84,32 +84,27 @@ class Attention:
     def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
         qkv = OpShape("linear", dtype, rows=self.q_rows + 2 * self.kv_rows, cols=self.hidden)
         o = OpShape("linear", dtype, rows=self.hidden, cols=self.q_heads * self.head_dim)
-        norms = (self.head_norm(dtype),) if self.qk_norm else ()
-        return (qkv, *norms, self.rope_shape(dtype), self.write_shape(dtype), o)
-
-    def head_norm(self, dtype: str) -> OpShape:
-        """The norm of single heads: ``x [T, heads, D]``, rows strided."""
-        return OpShape("rms_norm", dtype, cols=self.head_dim, q_heads=self.q_heads, kv_heads=self.kv_heads)
+        return (qkv, self.rope_shape(dtype), o)
 
     def rope_shape(self, dtype: str) -> OpShape:
+        """Head norms, rotation and the write into the pools; q, k and v may be strided."""
         return OpShape(
-            "rope",
+            "rope_write",
             dtype,
+            cols=self.head_dim if self.qk_norm else 0,
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
+            v_dim=self.head_dim,
             rotary_dim=self.rope.rotary_dim,
         )
-
-    def write_shape(self, dtype: str) -> OpShape:
-        return OpShape("write_kv", dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, v_dim=self.head_dim)
 
     def build(self, names: Names, parts: ModelParts, cos_sin: Tensor) -> AttentionBlock:
         return AttentionBlock(self, names, parts, cos_sin)
 
 
 class AttentionBlock:
-    """Projections, head norms, rotary embedding and cache write around an attention backend."""
+    """Projections around head norms, rotary embedding and cache write, and around an attention backend."""
 
     def __init__(self, sizes: Attention, names: Names, parts: ModelParts, cos_sin: Tensor) -> None:
         assert names.layer is not None, "attention belongs to a layer"
@@ -122,17 +117,17 @@ class AttentionBlock:
         self.o_bias = weights[prefix + "o_bias"] if sizes.o_bias else None
         self.q_norm = weights[prefix + "q_norm"] if sizes.qk_norm else None
         self.k_norm = weights[prefix + "k_norm"] if sizes.qk_norm else None
-        self.norm = ops.bind(sizes.head_norm(parts.dtype)) if sizes.qk_norm else None
-        self.rope = ops.bind(sizes.rope_shape(parts.dtype))
-        self.write_kv = ops.bind(sizes.write_shape(parts.dtype))
+        self.rope_write = ops.bind(sizes.rope_shape(parts.dtype))
         self.backend: AttentionBackend = parts.attention[GROUP]
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """``x [T, H]``, normed → ``[T, H]``. Q, K and V may be views whose token rows are wider than the heads."""
         q, k, v, gate = self._project(x)
-        q, k = self.rope(q, k, step.batch.positions, self.cos_sin)
         k_pool, v_pool = step.caches[self.layer]
-        self.write_kv(k, v, k_pool, v_pool, step.batch.kv_slots)
+        q = self.rope_write(
+            q, k, v, self.q_norm, self.k_norm, self.sizes.eps, step.batch.positions, self.cos_sin, k_pool, v_pool,
+            step.batch.kv_slots,
+        )  # fmt: skip
         out = self.backend.forward(q, k_pool, v_pool, self.layer, step.plans[GROUP])
         if gate is not None:
             out = out * gate.sigmoid()
@@ -152,14 +147,7 @@ class AttentionBlock:
             q, gate = q.view(-1, s.q_heads, 2 * s.head_dim).chunk(2, dim=-1)
         else:
             q = q.view(-1, s.q_heads, s.head_dim)
-        if self.norm is not None:
-            q, k = self._head_norm(q, self.q_norm), self._head_norm(k, self.k_norm)
         return q, k, v, gate
-
-    def _head_norm(self, x: Tensor, weight: Any) -> Tensor:
-        assert self.norm is not None, "head norms were not asked for"
-        normed: Tensor = self.norm(x, weight, self.sizes.eps)
-        return normed
 
 
 def _qkv_bias(weights: Mapping[str, Any], prefix: str) -> Tensor:

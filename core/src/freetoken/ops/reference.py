@@ -14,13 +14,15 @@ from freetoken.ops.kv_write import write_kv
 from freetoken.ops.linear import linear
 from freetoken.ops.norms import add_rms_norm, gated_rms_norm, l2norm, rms_norm
 from freetoken.ops.rope import rope
+from freetoken.ops.rope_write import rope_write
 from freetoken.ops.routing import router_topk
 from freetoken.ops.sampling import sample
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     op.__name__: op
     for op in (
-        embedding, linear, rms_norm, add_rms_norm, gated_rms_norm, l2norm, rope, silu_and_mul, write_kv, router_topk,
+        embedding, linear, rms_norm, add_rms_norm, gated_rms_norm, l2norm, rope, silu_and_mul, write_kv, rope_write,
+        router_topk,
         experts, causal_conv, gated_delta, sample,
     )
 }  # fmt: skip

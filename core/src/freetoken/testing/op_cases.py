@@ -114,6 +114,16 @@ def _rope(shape: OpShape, tokens: int, device: str) -> Inputs:
     return Inputs((q, k, positions, torch.cat((angles.cos(), angles.sin()), dim=1).to(device)))
 
 
+def _rope_write(shape: OpShape, tokens: int, device: str) -> Inputs:
+    """What ``rope`` and ``write_kv`` get, with norm weights where the shape asks for them."""
+    randn = _randn(shape, tokens, device)
+    q, k, positions, cos_sin = _rope(shape, tokens, device).args
+    _, v, k_pool, v_pool, slots = _write_kv(shape, tokens, device).args
+    weights = (randn(shape.head_dim), randn(shape.head_dim)) if shape.cols else (None, None)
+    args = (q, k, v, *weights, EPS, positions, cos_sin, k_pool, v_pool, slots)
+    return Inputs(args, reduction=shape.cols or 1)
+
+
 def _silu_and_mul(shape: OpShape, tokens: int, device: str) -> Inputs:
     return Inputs((_randn(shape, tokens, device)(tokens, 2 * shape.intermediate),))
 
@@ -229,6 +239,14 @@ OP_CASES: Mapping[str, OpCases] = {
     "write_kv": OpCases(
         _write_kv,
         ({"kv_heads": 3, "head_dim": 64, "v_dim": 64}, {"kv_heads": 1, "head_dim": 128, "v_dim": 64}),
+    ),
+    "rope_write": OpCases(
+        _rope_write,
+        (
+            {"q_heads": 9, "kv_heads": 3, "head_dim": 64, "v_dim": 64, "rotary_dim": 64},
+            {"q_heads": 4, "kv_heads": 2, "head_dim": 128, "v_dim": 64, "rotary_dim": 32, "cols": 128},
+            {"q_heads": 2, "kv_heads": 1, "head_dim": 80, "v_dim": 80, "rotary_dim": 80, "cols": 80},
+        ),
     ),
     "router_topk": OpCases(_router_topk, ({"experts": 8, "top_k": 2}, {"experts": 128, "top_k": 8})),
     "experts": OpCases(_experts, ({"cols": 64, "intermediate": 32, "experts": 6, "top_k": 2},)),

@@ -42,6 +42,10 @@ _OPS = (
     OpSpec("silu_and_mul", "(x [T, 2I]) -> [T, I]", "silu(x[:, :I]) · x[:, I:]"),
     OpSpec("write_kv", "(k [T, Hkv, D], v [T, Hkv, D], k_pool [pages, P, Hkv, D], v_pool, kv_slots [T] i64)",
            "scatter new keys and values into the paged pools", in_place=("k_pool", "v_pool")),
+    OpSpec("rope_write", "(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], q_weight [D] or None, k_weight [D] or None, "
+           "eps, positions [T] i64, cos_sin [C, R] f32, k_pool, v_pool, kv_slots [T] i64) -> q [T, Hq, D]",
+           "rms_norm of each query and key head where there are weights (cols > 0), then rope, then write_kv",
+           in_place=("k_pool", "v_pool")),
     OpSpec("router_topk", "(logits [T, E], top_k, renormalise) -> (weights [T, K] f32, experts [T, K] i32)",
            "softmax in float32, the K largest (ties to the lower expert), renormalised to sum 1 where asked"),
     OpSpec("experts", "(hidden [T, H], weights [T, K] f32, slots [T, K] i32, bank) -> [T, H]",

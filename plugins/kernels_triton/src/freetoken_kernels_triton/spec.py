@@ -20,6 +20,7 @@ from freetoken_kernels_triton import (
     linear,
     rms_norm,
     rope,
+    rope_write,
     router_topk,
     sample,
     silu_and_mul,
@@ -70,6 +71,9 @@ SPECS = (
     _spec(gated_rms_norm, "RMS norm times SiLU of a gate", accepts=row_lengths(gated_rms_norm.norm_dim)),
     _spec(l2norm, "L2 norm; one compiled kernel for every length", accepts=row_lengths(l2norm.norm_dim)),
     _spec(rope, "rotary embedding of queries and keys in one launch", accepts=rope.accepts),
+    _spec(
+        rope_write, "head norms, rotation and write into pages in one launch", accepts=rope_write.accepts
+    ),
     _spec(silu_and_mul, "SiLU-and-multiply", accepts=row_lengths(silu_and_mul.width)),
     _spec(write_kv, "scatter of keys and values into pages", accepts=write_kv.accepts),
     _spec(router_topk, "router softmax and top-k", accepts=router_topk.accepts),

@@ -16,14 +16,15 @@ def copy_heads(
     slot,
     stride,
     head_stride,
+    first,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One token's heads [HEADS, D] into a slot of a pool whose slots are contiguous."""
+    """One token's heads [HEADS, D] from ``first`` on, BLOCK_HEADS of them, into a pool's slot; slots are contiguous."""
     ALIGN: tl.constexpr = 128 // source.dtype.element_ty.primitive_bitwidth
-    head = tl.arange(0, BLOCK_HEADS)
+    head = first + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, BLOCK_D)
     mask = (head[:, None] < HEADS) & (dim[None, :] < D)
     start = token.to(tl.int64) * (stride // ALIGN * ALIGN)
@@ -56,5 +57,5 @@ def write_kv_kernel(
     wait_for_predecessor(PDL)
     slot = tl.load(kv_slots + token)
     if slot >= 0:
-        copy_heads(k, k_pool, token, slot, k_stride, k_head_stride, HEADS, K_DIM, BLOCK_HEADS, BLOCK_K)
-        copy_heads(v, v_pool, token, slot, v_stride, v_head_stride, HEADS, V_DIM, BLOCK_HEADS, BLOCK_V)
+        copy_heads(k, k_pool, token, slot, k_stride, k_head_stride, 0, HEADS, K_DIM, BLOCK_HEADS, BLOCK_K)
+        copy_heads(v, v_pool, token, slot, v_stride, v_head_stride, 0, HEADS, V_DIM, BLOCK_HEADS, BLOCK_V)

@@ -115,3 +115,35 @@ def test_router_topk_of_nans_stays_inside_the_bank(kernel):
     """Property: rehearsals run on garbage, and an expert id must be one of the bank whatever the logits are."""
     _, chosen = kernel("router_topk", "float32", experts=20, top_k=3)(torch.full((2, 20), float("nan")), 3, True)
     assert ((chosen >= 0) & (chosen < 20)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "dim", "v_dim", "rotary"), [(18, 3, 64, 32, 64), (4, 2, 128, 128, 32), (5, 5, 80, 80, 80)]
+)
+def test_rope_write_is_norm_and_rope_and_write(kernel, dtype, normed, q_heads, kv_heads, dim, v_dim, rotary):
+    """Oracle: the three kernels one after another, bit for bit. One slot is below 0 and writes nothing."""
+    tokens, kind = 5, getattr(torch, dtype)
+    packed = torch.randn(tokens, (q_heads + kv_heads) * dim + kv_heads * v_dim).to(kind)
+    q, k, v = packed.split((q_heads * dim, kv_heads * dim, kv_heads * v_dim), dim=1)
+    q, k, v = q.view(tokens, q_heads, dim), k.view(tokens, kv_heads, dim), v.view(tokens, kv_heads, v_dim)
+    weights = tuple(torch.randn(dim).to(kind) for _ in range(2)) if normed else (None, None)
+    positions, cos_sin = torch.tensor([7, 0, 3, 99, 41]), torch.randn(100, rotary)
+    slots = torch.tensor([17, 3, -1, 40, 0])
+    pools = [torch.randn(3, 16, kv_heads, size).to(kind) for size in (dim, v_dim)]
+    want_pools = [pool.clone() for pool in pools]
+    sizes = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "v_dim": v_dim, "rotary_dim": rotary}
+    fused = kernel("rope_write", dtype, cols=dim if normed else 0, **sizes)
+    got = fused(q, k, v, *weights, 1e-5, positions, cos_sin, *pools, slots)
+    if normed:
+        norm = kernel("rms_norm", dtype, cols=dim)
+        q, k = norm(q, weights[0], 1e-5), norm(k, weights[1], 1e-5)
+    want, k = kernel("rope", dtype, q_heads=q_heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary)(
+        q, k, positions, cos_sin
+    )
+    kernel("write_kv", dtype, kv_heads=kv_heads, head_dim=dim, v_dim=v_dim)(k, v, *want_pools, slots)
+    exact = {"rtol": 0, "atol": 0} if dtype == "float16" else {"rtol": 2e-6, "atol": 2e-6}  # sums of halves
+    torch.testing.assert_close(got, want, **exact)
+    for pool, want_pool in zip(pools, want_pools, strict=True):
+        torch.testing.assert_close(pool, want_pool, **exact)
