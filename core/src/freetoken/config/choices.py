@@ -59,7 +59,8 @@ def pick(
         name, because = asked, "asked for"
     else:
         name, because = _best(around, kind, subject, by_name, verdicts)
-    notes = tuple(CandidateNote(n, bool(v), _note(n, name, v)) for n, v in verdicts.items())
+    rankings = {n: str(getattr(offer.spec, "ranking", "")) for n, offer in by_name.items()}
+    notes = tuple(CandidateNote(n, bool(v), _note(n, name, v, rankings[n])) for n, v in verdicts.items())
     return by_name[name].spec, Choice(kind.word, subject, name, because, notes)
 
 
@@ -101,10 +102,11 @@ def _best(
     return name, "picked by a plugin"
 
 
-def _note(name: str, chosen: str, verdict: Availability) -> str:
+def _note(name: str, chosen: str, verdict: Availability, ranking: str) -> str:
+    why = f": {ranking}" if ranking else ""
     if name == chosen:
-        return "chosen"
-    return "fits, ranked lower" if verdict else verdict.reason + (f" → {verdict.fix}" if verdict.fix else "")
+        return "chosen" + why
+    return f"fits, ranked lower{why}" if verdict else verdict.reason + (f" → {verdict.fix}" if verdict.fix else "")
 
 
 def _for(subject: str) -> str:

@@ -80,7 +80,7 @@ def _resolve(inputs: Inputs) -> Resolved:
 
     budget = decide_memory(options, device)
     claims = _dense_claims(inputs, spec, needs, kernels, limits, attention, page, device, dtype.value)
-    left = budget.value - sum(c.worst_bytes for c in claims)
+    left = budget.value - needed_bytes(claims_on(claims, DEVICE, device))
     _refuse_if_negative(left, claims, device, budget, facts)
     slots, snapshot_bytes, state_claim = _state(options, spec, limits)
     left -= state_claim.steady_bytes

@@ -50,7 +50,7 @@ class AttentionBackendSpec:
 
     ``head_dims`` and ``page_tokens`` empty mean "any". ``deep_probe`` is ``"module:function"``, called with the
     hardware in a child process (it may import the library); ``probe`` is cheap. ``workspace`` declares memory,
-    ``launches`` the launch space.
+    ``launches`` the launch space. ``ranking`` says in a few words what the priority rests on.
     """
 
     name: str
@@ -59,6 +59,7 @@ class AttentionBackendSpec:
     dtypes: frozenset[str]
     create: Callable[[AttentionSetup], AttentionBackend]
     priority: int = 0
+    ranking: str = ""
     head_dims: frozenset[int] = frozenset()
     page_tokens: tuple[int, ...] = ()
     windows: bool = False
