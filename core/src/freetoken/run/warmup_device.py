@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 from freetoken.ops.triton_stub import Target, compile_request
@@ -36,26 +38,25 @@ class WarmupDevice:
         return survey_of(self._space)
 
     def compile(self, step: CompileKeys, progress: Callable[[int], None]) -> str:
-        """Triton's keys in worker processes, native modules in this one; raises ``EngineError`` naming what failed."""
+        """Triton's keys in worker processes, native modules beside them; raises ``EngineError`` naming what failed."""
         launches = [self._launch(key) for key in step.keys]
         triton = [launch for launch in launches if isinstance(launch, TritonLaunch)]
-        done = 0
-
-        def one(_: CompileResult) -> None:
-            nonlocal done
-            done += 1
-            progress(done)
-
-        if triton:
-            target = Target.of(self._space.device)
-            report = compile_requests([compile_request(launch, target) for launch in triton], step.workers, one)
-            self.reports.append(report)
-            _refuse_failures(report)
         modules = [launch for launch in launches if isinstance(launch, NativeModule)]
-        for module in modules:
-            module.build()
-            done += 1
-            progress(done)
+        done = count()
+
+        def one(_: CompileResult | None = None) -> None:
+            progress(next(done) + 1)
+
+        # One module after the other: each build starts as many compilers as the machine holds.
+        with ThreadPoolExecutor(1, thread_name_prefix="native-build") as builder:
+            built = builder.submit(_build_all, modules, one)
+            if triton:
+                target = Target.of(self._space.device)
+                report = compile_requests([compile_request(launch, target) for launch in triton], step.workers, one)
+                self.reports.append(report)
+        built.result()
+        if triton:
+            _refuse_failures(self.reports[-1])
         said = [str(self.reports[-1])] if triton else []
         return ", ".join([*said, *([f"{len(modules)} native modules built"] if modules else [])])
 
@@ -99,6 +100,12 @@ class WarmupDevice:
         if use is None:
             raise EngineError(f"the key {short(key)}", "no kernel of this plan can launch it")
         return use.launch if isinstance(use.launch, TritonLaunch) else native_module(self._space, use)
+
+
+def _build_all(modules: Sequence[NativeModule], built: Callable[[], None]) -> None:
+    for module in modules:
+        module.build()
+        built()
 
 
 def _refuse_failures(report: CompileReport) -> None:
