@@ -184,6 +184,32 @@ class TestGatedDelta(Traced):
         call(q, q, v, gates, gates, torch.empty(3, 4, 64, 64), *_ragged(point))
 
 
+class TestResidualAdd(Traced):
+    op = "residual_add"
+    sizes = ({"cols": 2048}, {"cols": 2048, "rows": 1})
+
+    def run(self, call, point, shape):
+        x = _rows(point.tokens, shape.cols, wide=64)
+        call(x, x, *((x, torch.empty(point.tokens, 1, dtype=BF16)) if shape.rows else (None, None)))
+
+
+class TestSigmoidGate(Traced):
+    op = "sigmoid_gate"
+    sizes = ({"cols": 256, "q_heads": 16},)
+
+    def run(self, call, point, shape):
+        gate = torch.empty(point.tokens, 16, 512, dtype=BF16)[..., 256:]
+        call(torch.empty(point.tokens, 16, 256, dtype=BF16), gate)
+
+
+class TestDeltaGates(Traced):
+    op = "delta_gates"
+    sizes = ({"kv_heads": 32},)
+
+    def run(self, call, point, shape):
+        call(_rows(point.tokens, 64), torch.empty(32), torch.empty(32))
+
+
 class TestSample(Traced):
     op = "sample"
     sizes = ({"rows": 1000},)

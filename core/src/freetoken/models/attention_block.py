@@ -84,7 +84,8 @@ class Attention:
     def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
         qkv = OpShape("linear", dtype, rows=self.q_rows + 2 * self.kv_rows, cols=self.hidden)
         o = OpShape("linear", dtype, rows=self.hidden, cols=self.q_heads * self.head_dim)
-        return (qkv, self.rope_shape(dtype), o)
+        gate = (self.gate_shape(dtype),) if self.output_gate else ()
+        return (qkv, self.rope_shape(dtype), *gate, o)
 
     def rope_shape(self, dtype: str) -> OpShape:
         """Head norms, rotation and the write into the pools; q, k and v may be strided."""
@@ -98,6 +99,9 @@ class Attention:
             v_dim=self.head_dim,
             rotary_dim=self.rope.rotary_dim,
         )
+
+    def gate_shape(self, dtype: str) -> OpShape:
+        return OpShape("sigmoid_gate", dtype, cols=self.head_dim, q_heads=self.q_heads)
 
     def build(self, names: Names, parts: ModelParts, cos_sin: Tensor) -> AttentionBlock:
         return AttentionBlock(self, names, parts, cos_sin)
@@ -118,6 +122,7 @@ class AttentionBlock:
         self.q_norm = weights[prefix + "q_norm"] if sizes.qk_norm else None
         self.k_norm = weights[prefix + "k_norm"] if sizes.qk_norm else None
         self.rope_write = ops.bind(sizes.rope_shape(parts.dtype))
+        self.output_gate = ops.bind(sizes.gate_shape(parts.dtype)) if sizes.output_gate else None
         self.backend: AttentionBackend = parts.attention[GROUP]
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -130,7 +135,8 @@ class AttentionBlock:
         )  # fmt: skip
         out = self.backend.forward(q, k_pool, v_pool, self.layer, step.plans[GROUP])
         if gate is not None:
-            out = out * gate.sigmoid()
+            assert self.output_gate is not None, "a gate was projected, so its op was asked for"
+            out = self.output_gate(out, gate)
         y: Tensor = self.o(out.reshape(out.shape[0], -1))
         return y if self.o_bias is None else y + self.o_bias
 

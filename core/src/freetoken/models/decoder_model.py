@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from freetoken.models.attention_block import Attention
 from freetoken.models.decoder import Decoder, layer_names
+from freetoken.models.gated_delta_block import GatedDelta, PrefixLens
 from freetoken.models.moe_block import MoEBlock
 from freetoken.plugin.protocols import ModelParts, Step
 from freetoken.vocab.batch import Batch
@@ -21,13 +23,15 @@ class _Mixer(Protocol):
 
 
 class _MLP(Protocol):
-    def begin(self, x: Tensor) -> Callable[[], Tensor]: ...
+    def begin(self, x: Tensor) -> Callable[[Tensor], Tensor]: ...
 
 
 class LayerBlock:
     """One layer as it runs."""
 
-    def __init__(self, decoder: Decoder, i: int, parts: ModelParts, cos_sin: Tensor | None) -> None:
+    def __init__(
+        self, decoder: Decoder, i: int, parts: ModelParts, cos_sin: Tensor | None, prefixes: PrefixLens
+    ) -> None:
         layer, names = decoder.layers[i], layer_names(i)
         self.eps = decoder.eps
         self.input_norm = parts.weights[names.slot + "input_norm"]
@@ -39,7 +43,7 @@ class LayerBlock:
             assert cos_sin is not None, "attention needs the rotary table"
             self.mixer = layer.mixer.build(names, parts, cos_sin)
         else:
-            self.mixer = layer.mixer.build(names, parts)
+            self.mixer = layer.mixer.build(names, parts, prefixes)
         self.mlp: _MLP = layer.mlp.build(names, parts)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
@@ -50,13 +54,7 @@ class LayerBlock:
         """Everything up to where experts are waited for; the call that returns ends the layer."""
         mixed = self.mixer.forward(self.norm(hidden, self.input_norm, self.eps), step)
         normed, summed = self.add_norm(mixed, hidden, self.post_norm, self.eps)
-        rest = self.mlp.begin(normed)
-
-        def end() -> Tensor:
-            out: Tensor = summed + rest()
-            return out
-
-        return end
+        return partial(self.mlp.begin(normed), summed)
 
     def foresee(self, hidden: Tensor) -> tuple[int, Tensor] | None:
         """The experts that this layer would choose if nothing were added to ``hidden [T, H]`` before; ``None`` without
@@ -75,7 +73,10 @@ class DecoderModel:
         self.final_norm = parts.weights["final_norm"]
         self.norm = parts.ops.bind(decoder.norm_shape(parts.dtype))
         cos_sin = _cos_sin(spec, decoder, parts)
-        self._layers = tuple(LayerBlock(decoder, i, parts, cos_sin) for i in range(len(decoder.layers)))
+        self._prefixes = PrefixLens()
+        self._recurrent = any(isinstance(layer.mixer, GatedDelta) for layer in decoder.layers)
+        made = (LayerBlock(decoder, i, parts, cos_sin, self._prefixes) for i in range(len(decoder.layers)))
+        self._layers = tuple(made)
 
     @property
     def layers(self) -> Sequence[LayerBlock]:
@@ -83,6 +84,8 @@ class DecoderModel:
 
     def embed(self, batch: Batch) -> Tensor:
         """``[T, H]`` in the compute dtype."""
+        if self._recurrent:
+            self._prefixes.begin(batch)
         hidden: Tensor = self.embedding(batch.tokens)
         return hidden
 

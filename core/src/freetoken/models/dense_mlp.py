@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -32,6 +31,10 @@ class DenseMLP:
         )
 
     def op_shapes(self, dtype: str) -> tuple[OpShape, ...]:
+        return (*self.product_shapes(dtype), self.add_shape(dtype))
+
+    def product_shapes(self, dtype: str) -> tuple[OpShape, ...]:
+        """Without the addition to the residual stream: what a shared expert is made of."""
         return (
             OpShape("linear", dtype, rows=2 * self.intermediate, cols=self.hidden),
             self.activation_shape(dtype),
@@ -41,12 +44,15 @@ class DenseMLP:
     def activation_shape(self, dtype: str) -> OpShape:
         return OpShape("silu_and_mul", dtype, intermediate=self.intermediate)
 
+    def add_shape(self, dtype: str) -> OpShape:
+        return OpShape("residual_add", dtype, cols=self.hidden)
+
     def build(self, names: Names, parts: ModelParts) -> DenseBlock:
         return DenseBlock(self, names, parts)
 
 
-class DenseBlock:
-    """The feed-forward block as it runs."""
+class FeedForward:
+    """The products and the activation between them."""
 
     def __init__(self, sizes: DenseMLP, names: Names, parts: ModelParts) -> None:
         self.gate_up, self.down = parts.weights[names.slot + "gate_up"], parts.weights[names.slot + "down"]
@@ -57,6 +63,19 @@ class DenseBlock:
         out: Tensor = self.down(self.activation(self.gate_up(x)))
         return out
 
-    def begin(self, x: Tensor) -> Callable[[], Tensor]:
-        """Nothing is waited for: the call that returns is ``forward``."""
-        return partial(self.forward, x)
+
+class DenseBlock(FeedForward):
+    """The feed-forward block as it runs."""
+
+    def __init__(self, sizes: DenseMLP, names: Names, parts: ModelParts) -> None:
+        super().__init__(sizes, names, parts)
+        self.add = parts.ops.bind(sizes.add_shape(parts.dtype))
+
+    def begin(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Nothing is waited for: the call that returns computes all, and adds it to the residual stream ``[T, H]``."""
+
+        def end(residual: Tensor) -> Tensor:
+            out: Tensor = self.add(self.forward(x), residual, None, None)
+            return out
+
+        return end

@@ -16,6 +16,8 @@ from freetoken.vocab.ops import OpShape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from freetoken.vocab.batch import Batch
+
 L2_EPS = 1e-6
 """Added to the squared length of query and key heads."""
 
@@ -86,6 +88,7 @@ class GatedDelta:
             OpShape("linear", dtype, rows=2 * self.v_heads, cols=self.hidden),
             self.conv_shape(dtype),
             self.l2norm_shape(dtype),
+            self.gates_shape(dtype),
             self.delta_shape(dtype),
             self.norm_shape(dtype),
             OpShape("linear", dtype, rows=self.hidden, cols=self.v_rows),
@@ -95,7 +98,11 @@ class GatedDelta:
         return OpShape("causal_conv", dtype, rows=self.channels, width=self.conv_width)
 
     def l2norm_shape(self, dtype: str) -> OpShape:
-        return OpShape("l2norm", dtype, cols=self.k_dim, q_heads=self.k_heads, head_dim=self.k_dim)
+        """Queries and keys lie side by side and are normed in one call."""
+        return OpShape("l2norm", dtype, cols=self.k_dim, q_heads=2 * self.k_heads, head_dim=self.k_dim)
+
+    def gates_shape(self, dtype: str) -> OpShape:
+        return OpShape("delta_gates", dtype, kv_heads=self.v_heads)
 
     def delta_shape(self, dtype: str) -> OpShape:
         """``q_heads`` counts query and key heads, ``kv_heads`` value heads."""
@@ -106,18 +113,37 @@ class GatedDelta:
     def norm_shape(self, dtype: str) -> OpShape:
         return OpShape("gated_rms_norm", dtype, cols=self.v_dim, kv_heads=self.v_heads, v_dim=self.v_dim)
 
-    def build(self, names: Names, parts: ModelParts) -> GatedDeltaBlock:
-        return GatedDeltaBlock(self, names, parts)
+    def build(self, names: Names, parts: ModelParts, prefixes: PrefixLens) -> GatedDeltaBlock:
+        return GatedDeltaBlock(self, names, parts, prefixes)
+
+
+class PrefixLens:
+    """Each sequence's cached tokens ``[B] i32`` of the batch that was embedded last: counted once for all layers."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Batch, Tensor] | None = None
+
+    def begin(self, batch: Batch) -> None:
+        """Count them anew, at the start of a pass: a captured pass must count its own, whatever one before it held."""
+        self._known = (batch, self._count(batch))
+
+    def of(self, batch: Batch) -> Tensor:
+        """Those of ``batch``, counted now where another one was embedded since."""
+        if self._known is not None and self._known[0] is batch:
+            return self._known[1]
+        return self._count(batch)
+
+    def _count(self, batch: Batch) -> Tensor:
+        # From tensors, not from the host's integers: a replayed graph sees only tensors.
+        return batch.context_lens - batch.query_starts.diff()
 
 
 class GatedDeltaBlock:
     """The gated delta net as it runs."""
 
-    def __init__(self, sizes: GatedDelta, names: Names, parts: ModelParts) -> None:
-        from torch.nn.functional import softplus
-
+    def __init__(self, sizes: GatedDelta, names: Names, parts: ModelParts, prefixes: PrefixLens) -> None:
         assert names.layer is not None, "a recurrent state belongs to a layer"
-        self.layer, self.sizes, self.softplus = names.layer, sizes, softplus
+        self.layer, self.sizes, self.prefixes = names.layer, sizes, prefixes
         weights, ops, dtype, prefix = parts.weights, parts.ops, parts.dtype, names.slot
         self.qkvz, self.ba, self.out = weights[prefix + "qkvz"], weights[prefix + "ba"], weights[prefix + "out"]
         self.conv_weight: Tensor = weights[prefix + "conv"].view(sizes.channels, sizes.conv_width)
@@ -125,30 +151,24 @@ class GatedDeltaBlock:
         self.dt_bias: Tensor = weights[prefix + "dt_bias"]
         self.norm_weight: Tensor = weights[prefix + "norm"]
         self.conv, self.l2norm = ops.bind(sizes.conv_shape(dtype)), ops.bind(sizes.l2norm_shape(dtype))
+        self.gates = ops.bind(sizes.gates_shape(dtype))
         self.delta, self.norm = ops.bind(sizes.delta_shape(dtype)), ops.bind(sizes.norm_shape(dtype))
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """``x [T, H]``, normed → ``[T, H]``. Q, K, V and Z may be views whose token rows are wider than the heads."""
         s, batch = self.sizes, step.batch
         conv_state, delta_state = step.caches[self.layer]
-        # From tensors, not from the host's integers: a replayed graph sees only tensors.
-        prefix_lens = batch.context_lens - batch.query_starts.diff()
-        where = (batch.query_starts, batch.state_slots, prefix_lens)
+        where = (batch.query_starts, batch.state_slots, self.prefixes.of(batch))
         mixed, z = split_columns(self.qkvz(x), s.channels, s.v_rows)
         mixed = self.conv(mixed, self.conv_weight, conv_state, *where)
-        q, k, v = split_columns(mixed, s.k_rows, s.k_rows, s.v_rows)
-        q = self.l2norm(q.view(-1, s.k_heads, s.k_dim), L2_EPS)
-        k = self.l2norm(k.view(-1, s.k_heads, s.k_dim), L2_EPS)
-        beta, decay = self._gates(x)
+        both, v = split_columns(mixed, 2 * s.k_rows, s.v_rows)
+        both = self.l2norm(both.view(-1, 2 * s.k_heads, s.k_dim), L2_EPS)  # queries and keys in one call
+        q, k = both[:, : s.k_heads], both[:, s.k_heads :]
+        beta, decay = self.gates(self.ba(x), self.rate, self.dt_bias)
         out = self.delta(q, k, v.view(-1, s.v_heads, s.v_dim), decay, beta, delta_state, *where)
         out = self.norm(out, z.view(-1, s.v_heads, s.v_dim), self.norm_weight, s.eps)
         y: Tensor = self.out(out.reshape(-1, s.v_rows))
         return y
-
-    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``beta`` and the logarithm of the decay, ``[T, Hv]`` f32 each."""
-        b, a = self.ba(x).float().chunk(2, dim=-1)
-        return b.sigmoid(), self.rate * self.softplus(a + self.dt_bias)
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[range]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from freetoken.models.dense_mlp import DenseMLP
+from freetoken.models.dense_mlp import DenseMLP, FeedForward
 from freetoken.models.expert_layout import ONE_EACH, ExpertLayout, ExpertSizes, find_layout
 from freetoken.models.weight_names import Names, Parameter
 from freetoken.plugin.protocols import ModelParts, MoEStrategy
@@ -77,9 +77,12 @@ class MoE:
         router = OpShape("linear", dtype, rows=self.experts, cols=self.hidden)
         shapes = (router, self.topk_shape(dtype), self.experts_shape(dtype))
         if self.shared is None:
-            return shapes
+            return (*shapes, self.add_shape(dtype))
         gate = OpShape("linear", dtype, rows=1, cols=self.hidden)
-        return (*shapes, *self.shared.op_shapes(dtype), gate)
+        return (*shapes, *self.shared.product_shapes(dtype), gate, self.add_shape(dtype))
+
+    def add_shape(self, dtype: str) -> OpShape:
+        return OpShape("residual_add", dtype, rows=int(self.shared is not None), cols=self.hidden)
 
     def topk_shape(self, dtype: str) -> OpShape:
         return OpShape("router_topk", dtype, experts=self.experts, top_k=self.top_k)
@@ -103,23 +106,21 @@ class MoEBlock:
         self.strategy: MoEStrategy = parts.moe
         self.router = parts.weights[names.slot + "router"]
         self.topk = parts.ops.bind(sizes.topk_shape(parts.dtype))
-        self.shared = sizes.shared.build(_shared_names(names), parts) if sizes.shared else None
+        self.add = parts.ops.bind(sizes.add_shape(parts.dtype))
+        self.shared = FeedForward(sizes.shared, _shared_names(names), parts) if sizes.shared else None
         self.shared_gate = parts.weights[names.slot + "shared_gate"] if sizes.shared else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, H] → [T, H]``."""
-        return self.begin(x)()
-
-    def begin(self, x: Tensor) -> Callable[[], Tensor]:
-        """Routes and lets the strategy start; the call that returns computes the shared expert and finishes."""
+    def begin(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Routes and lets the strategy start; the call that returns computes the shared expert, finishes, and adds all
+        to the residual stream ``[T, H]`` that it is given."""
         weights, experts = self.topk(self.router(x), self.sizes.top_k, self.sizes.renormalise)
         pending = self.strategy.start(self.layer, x, weights, experts)
 
-        def end() -> Tensor:
-            if self.shared is None or self.shared_gate is None:
-                return self.strategy.finish(pending)
-            shared = self.shared.forward(x) * self.shared_gate(x).sigmoid()
-            out: Tensor = self.strategy.finish(pending) + shared
+        def end(residual: Tensor) -> Tensor:
+            shared = gate = None
+            if self.shared is not None and self.shared_gate is not None:
+                shared, gate = self.shared.forward(x), self.shared_gate(x)
+            out: Tensor = self.add(self.strategy.finish(pending), residual, shared, gate)
             return out
 
         return end

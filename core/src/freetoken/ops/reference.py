@@ -10,6 +10,7 @@ from freetoken.ops.causal_conv import causal_conv
 from freetoken.ops.embedding import embedding
 from freetoken.ops.experts import experts
 from freetoken.ops.gated_delta import gated_delta
+from freetoken.ops.gates import delta_gates, residual_add, sigmoid_gate
 from freetoken.ops.kv_write import write_kv
 from freetoken.ops.linear import linear
 from freetoken.ops.norms import add_rms_norm, gated_rms_norm, l2norm, rms_norm
@@ -23,6 +24,6 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     for op in (
         embedding, linear, rms_norm, add_rms_norm, gated_rms_norm, l2norm, rope, silu_and_mul, write_kv, rope_write,
         router_topk,
-        experts, causal_conv, gated_delta, sample,
+        experts, causal_conv, gated_delta, residual_add, sigmoid_gate, delta_gates, sample,
     )
 }  # fmt: skip

@@ -198,6 +198,24 @@ def _gated_delta(shape: OpShape, tokens: int, device: str) -> Inputs:
     return Inputs((q, k, v, decay, beta, state, *_where(tokens, device)), reduction=shape.head_dim * tokens)
 
 
+def _residual_add(shape: OpShape, tokens: int, device: str) -> Inputs:
+    randn = _randn(shape, tokens, device)
+    x, residual, shared = (randn(tokens, shape.cols) for _ in range(3))
+    return Inputs((x, residual, *((shared, randn(tokens, 1)) if shape.rows else (None, None))))
+
+
+def _sigmoid_gate(shape: OpShape, tokens: int, device: str) -> Inputs:
+    randn = _randn(shape, tokens, device)
+    gate = randn(tokens, shape.q_heads, 2 * shape.cols)[..., shape.cols :]
+    return Inputs((randn(tokens, shape.q_heads, shape.cols), gate))
+
+
+def _delta_gates(shape: OpShape, tokens: int, device: str) -> Inputs:
+    """Wide enough that the softplus meets both of its ends."""
+    randn, exact = _randn(shape, tokens, device), normal(tokens, device)
+    return Inputs((8 * randn(tokens, 2 * shape.kv_heads), -exact(shape.kv_heads).abs(), exact(shape.kv_heads)))
+
+
 def _sample(shape: OpShape, tokens: int, device: str) -> Inputs:
     """Rows with every mixture of temperature, top-k, top-p and min-p, greedy ones among them."""
     randn = normal(tokens, device)
@@ -259,5 +277,8 @@ OP_CASES: Mapping[str, OpCases] = {
         ),
         tokens=(1, 3, 17, 150),
     ),
+    "residual_add": OpCases(_residual_add, ({"cols": 576}, {"cols": 64, "rows": 1}, {"cols": 2048, "rows": 1})),
+    "sigmoid_gate": OpCases(_sigmoid_gate, ({"cols": 64, "q_heads": 3}, {"cols": 256, "q_heads": 4})),
+    "delta_gates": OpCases(_delta_gates, ({"kv_heads": 4}, {"kv_heads": 32})),
     "sample": OpCases(_sample, ({"rows": 300}, {"rows": 1000})),
 }

@@ -59,6 +59,11 @@ _OPS = (
            "state [slots, Hv, Dk, Dv] f32, query_starts, state_slots, prefix_lens) -> [T, Hv, Dv]",
            "S ← exp(decay)·S; S ← S + beta·k(v − kᵀS)ᵀ; out = qᵀS / sqrt(Dk) per head, q and k l2-normed already, "
            "each key head serving Hv/Hk value heads (Yang et al. 2024, arXiv:2412.06464)", in_place=("state",)),
+    OpSpec("residual_add", "(x [T, N], residual [T, N], shared [T, N] or None, gate [T, 1] or None) -> [T, N]",
+           "residual + (x + shared · sigmoid(gate)), rounded once; the last two are there where rows is 1"),
+    OpSpec("sigmoid_gate", "(x [T, Hq, D], gate [T, Hq, D]) -> [T, Hq, D]", "x · sigmoid(gate), computed in float32"),
+    OpSpec("delta_gates", "(ba [T, 2 Hv], rate [Hv] f32, dt_bias [Hv] f32) -> (beta [T, Hv] f32, decay [T, Hv] f32)",
+           "beta = sigmoid(b); decay = rate · softplus(a + dt_bias), the logarithm of what is kept of a state"),
     OpSpec("sample", "(logits [R, V] f32, temperature [R] f32, top_k [R] i32, top_p [R] f32, min_p [R] f32, "
            "seeds [R] i64, steps [R] i64) -> [R] i64",
            "one token a row: arg max where temperature is 0, else scaled, cut to top-k, then top-p, then min-p, and "

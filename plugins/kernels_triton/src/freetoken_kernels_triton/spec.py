@@ -13,16 +13,19 @@ from freetoken.vocab.ops import OpShape
 from freetoken_kernels_triton import (
     add_rms_norm,
     causal_conv,
+    delta_gates,
     experts,
     gated_delta,
     gated_rms_norm,
     l2norm,
     linear,
+    residual_add,
     rms_norm,
     rope,
     rope_write,
     router_topk,
     sample,
+    sigmoid_gate,
     silu_and_mul,
     write_kv,
 )
@@ -71,10 +74,11 @@ SPECS = (
     _spec(gated_rms_norm, "RMS norm times SiLU of a gate", accepts=row_lengths(gated_rms_norm.norm_dim)),
     _spec(l2norm, "L2 norm; one compiled kernel for every length", accepts=row_lengths(l2norm.norm_dim)),
     _spec(rope, "rotary embedding of queries and keys in one launch", accepts=rope.accepts),
-    _spec(
-        rope_write, "head norms, rotation and write into pages in one launch", accepts=rope_write.accepts
-    ),
+    _spec(rope_write, "head norms, rotation and write into pages in one launch", accepts=rope_write.accepts),
     _spec(silu_and_mul, "SiLU-and-multiply", accepts=row_lengths(silu_and_mul.width)),
+    _spec(residual_add, "residual addition with a gated shared expert", accepts=row_lengths(lambda s: s.cols)),
+    _spec(sigmoid_gate, "attention's output gate", accepts=row_lengths(lambda s: s.cols)),
+    _spec(delta_gates, "strength and decay of the gated delta rule", accepts=row_lengths(lambda s: 2 * s.kv_heads)),
     _spec(write_kv, "scatter of keys and values into pages", accepts=write_kv.accepts),
     _spec(router_topk, "router softmax and top-k", accepts=router_topk.accepts),
     _spec(
