@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,39 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-class Server:
-    """``freetoken serve`` as a child process, in a session of its own so that all of it can be ended."""
+SERVE = (
+    sys.executable,
+    "-m",
+    "freetoken",
+    "serve",
+    "--served-model-name",
+    "m",
+    "--model",
+    "{model}",
+    "--port",
+    "{port}",
+)
+"""The words that start this server; those in braces are filled in."""
 
-    def __init__(self, directory: Path, log: Path, flags: Sequence[str] = ()) -> None:
+
+class Server:
+    """``freetoken serve`` as a child process, in a session of its own so that all of it can be ended.
+
+    ``command`` starts another server, ``ready_path`` answers 200 once it serves, and while the answer matches
+    ``not_ready`` it does not yet.
+    """
+
+    def __init__(
+        self, directory: Path, log: Path, flags: Sequence[str] = ("--load-format", "dummy"), *,
+        command: Sequence[str] = SERVE, environment: Mapping[str, str] | None = None, ready_path: str = "/ready",
+        not_ready: str = "",
+    ) -> None:  # fmt: skip
         self.port = free_port()
         self.log = log
-        command = [
-            sys.executable, "-m", "freetoken", "serve", "--model", str(directory), "--load-format", "dummy",
-            "--served-model-name", "m", "--port", str(self.port), *flags,
-        ]  # fmt: skip
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        self._ready_path, self._not_ready = ready_path, not_ready
+        known = {"model": str(directory), "port": str(self.port)}
+        command = [word.format_map(known) for word in (*command, *flags)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._started = time.perf_counter()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -68,13 +90,14 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self, timeout_s: float) -> float:
-        """Seconds from the start until ``/ready`` answers 200. Raises ``RuntimeError`` with the end of the log."""
+        """Seconds from the start until the server says that it serves. Raises ``RuntimeError`` with the log's end."""
         while time.perf_counter() - self._started < timeout_s:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self._process.returncode}: {self.last_words()}")
             try:
-                with urllib.request.urlopen(f"{self.url}/ready", timeout=2) as answer:
-                    if answer.status == 200:
+                with urllib.request.urlopen(f"{self.url}{self._ready_path}", timeout=2) as answer:
+                    text = answer.read().decode(errors="replace")
+                    if answer.status == 200 and not (self._not_ready and re.search(self._not_ready, text, re.I)):
                         return time.perf_counter() - self._started
             except (urllib.error.URLError, OSError):
                 pass
@@ -87,10 +110,20 @@ class Server:
 
     def late_events(self) -> dict[str, float]:
         """What the watch counted after the warmup."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
-        found = re.findall(r"^freetoken_(late_\w+?)(?:_total)? ([0-9.e+]+)$", text, re.MULTILINE)
+        found = re.findall(r"^freetoken_(late_\w+?)(?:_total)? ([0-9.e+]+)$", self._metrics(), re.MULTILINE)
         return {name: float(value) for name, value in found}
+
+    def moe_counters(self) -> dict[str, float]:
+        """What the MoE strategy counts, by name; empty for a server that tells none. A second old at most."""
+        line = r'^freetoken_engine_events(?:_total)?\{name="moe_(\w+)"\} ([0-9.e+]+)$'
+        return {name: float(value) for name, value in re.findall(line, self._metrics(), re.MULTILINE)}
+
+    def _metrics(self) -> str:
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError:  # it has none
+            return ""
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -109,7 +142,7 @@ def run_server(
 ) -> dict[str, Any]:  # fmt: skip
     """Ready, time to first token by length, one stream, many streams: as plain data."""
     write_model(kind, directory, layers)
-    server = Server(directory, log, flags)
+    server = Server(directory, log, ("--load-format", "dummy", *flags))
     found: dict[str, Any] = {
         "model": kind,
         "layers": text_config(with_layers(KINDS[kind], layers))["num_hidden_layers"],
@@ -117,7 +150,7 @@ def run_server(
     try:
         found["ready_s"] = round(server.wait_ready(ready_timeout_s), 2)
         for part in (evolve(plan, decode_tokens=0), evolve(plan, lengths=())):
-            found |= figures(asyncio.run(_measure(server.url, part)))
+            found |= figures(asyncio.run(measured(server.url, part, {"ignore_eos": True})))
             found["late"] = server.late_events()
     except (Exception, SystemExit) as error:  # the figures so far are still worth having
         found["error"] = f"{type(error).__name__}: {error}"[:1200]
@@ -126,8 +159,9 @@ def run_server(
     return found
 
 
-async def _measure(url: str, plan: BenchPlan) -> BenchResult:
-    server = await ChatServer.find(Address.parse(url), "m", {"ignore_eos": True}, None, 120.0)
+async def measured(url: str, plan: BenchPlan, extra: Mapping[str, object]) -> BenchResult:
+    """``plan`` on the server at ``url``; ``extra`` goes into every request."""
+    server = await ChatServer.find(Address.parse(url), "m", extra, None, 120.0)
     return await measure(server, await PromptWriter.for_server(server, None), plan, lambda *_: None)
 
 

@@ -145,7 +145,7 @@ def test_auto_takes_offload_where_the_experts_do_not_fit() -> None:
     assert (small.moe.name, large.moe.name) == ("offload", "resident")
     for plan in (small, large):
         device = sum(claim.worst_bytes for claim in plan.claims if claim.where == "device")
-        assert 0.5 * plan.memory_bytes < device <= plan.memory_bytes
+        assert 0.45 * plan.memory_bytes < device <= plan.memory_bytes
 
 
 def test_asked_kv_comes_before_slots() -> None:

@@ -11,6 +11,7 @@ from freetoken.config.engine_options import CoreOptions
 from freetoken.config.facts import CheckpointFacts, WeightNeeds, find_family, weight_needs
 from freetoken.config.limits import Limits, decide_kv_tokens, decide_limits, round_up
 from freetoken.config.weight_memory import activation_claim, packed_weights_claim
+from freetoken.memory.allocator import CAPPED, LATER_BYTES
 from freetoken.memory.broker import DEVICE, claims_on, needed_bytes
 from freetoken.memory.threads import compute_threads, loading_threads
 from freetoken.plugin.catalog import Catalogs
@@ -27,6 +28,7 @@ from freetoken.vocab.units import MIB, format_bytes
 from freetoken.weights.slots import check_slots
 
 RUNTIME_BYTES = 300 * MIB  # interpreter, libraries and, on a GPU, the context's own share
+CONTEXT_BYTES = 640 * MIB  # the most that a context with the libraries' modules was seen to take, on Hopper
 DEFAULT_SNAPSHOTS = 16
 
 
@@ -146,8 +148,17 @@ def decide_memory(options: CoreOptions, device: Device) -> Decision[int]:
     free = device.memory_free_bytes
     allowed = int(free * options.memory_ratio)
     if options.device_memory_bytes is not None and options.device_memory_bytes < allowed:
-        return Decision("memory_bytes", options.device_memory_bytes, "--device-memory-bytes")
+        return Decision("memory_bytes", options.device_memory_bytes, CAPPED)
     return Decision("memory_bytes", allowed, f"--memory-ratio {options.memory_ratio:g} of {format_bytes(free)} free")
+
+
+def runtime_claim(device: Device, capped: bool) -> MemoryClaim:
+    """What the process takes beside tensors. Exceeding a share of what is free does no harm, a cap would be broken: so
+    under one all that is ever taken outside torch's allocator is counted."""
+    if device.kind == "cpu" or not capped:
+        return MemoryClaim("runtime", "interpreter and libraries", RUNTIME_BYTES)
+    what = "the context, libraries' modules, captured steps"
+    return MemoryClaim("runtime", what, CONTEXT_BYTES + LATER_BYTES)
 
 
 def _choose_attention(
@@ -209,7 +220,7 @@ def _dense_claims(
     inputs: Inputs, spec: ModelSpec, needs: WeightNeeds, kernels: Mapping[OpShape, KernelSpec], limits: Limits,
     attention: list[tuple[AttentionBackendSpec, Choice, int]], page: int, device: Device, dtype: str,
 ) -> tuple[MemoryClaim, ...]:  # fmt: skip
-    claims = [MemoryClaim("runtime", "interpreter and libraries", RUNTIME_BYTES)]
+    claims = [runtime_claim(device, inputs.options.device_memory_bytes is not None)]
     compute = compute_threads(inputs.hardware.cores, inputs.options.threads, device_kind=device.kind)
     claims.append(packed_weights_claim(needs, kernels, dtype, loading_threads(compute, device.kind)))
     for backend, _, index in attention:

@@ -41,8 +41,12 @@ def packed_weights_claim(
 
 
 def activation_claim(spec: ModelSpec, needs: WeightNeeds, tokens: int, rows: int, dtype: str) -> MemoryClaim:
-    """A step's activations: the widest layer a few times over, and the logits in float32 with the sampler's copies."""
-    widest = max((shape.rows + shape.cols for shape in needs.shapes.values() if shape.op == "linear"), default=0)
+    """A step's activations: the widest layer a few times over, and the logits in float32 with the sampler's copies.
+
+    The head is no layer: it computes the ``rows`` that need logits, not the tokens.
+    """
+    layers = (shape for part, shapes in needs.parts if part != "head" for shape in shapes)
+    widest = max((shape.rows + shape.cols for shape in layers if shape.op == "linear"), default=0)
     if spec.moe is not None:
         widest += spec.moe.top_k * (2 * spec.moe.intermediate + spec.moe.hidden)
     hidden = tokens * (4 * widest + 6 * spec.hidden) * itemsize_bytes(dtype)

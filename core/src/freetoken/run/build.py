@@ -10,6 +10,7 @@ from attrs import frozen
 
 from freetoken.config.resolve import Resolved
 from freetoken.kv.manager import CacheManager
+from freetoken.memory.allocator import LATER_BYTES, hold_allocator, is_capped
 from freetoken.memory.measure import device_free_bytes
 from freetoken.memory.sizing import size_after_measure
 from freetoken.memory.threads import compute_threads, loading_threads
@@ -99,7 +100,10 @@ def build_engine(
     warming.load()  # modules take device memory: before what is left is measured
     report("sizing", 0.0, "")
     peak_bytes = measure_peak(plan, model, attention, moe, sampler, layers)
-    sizing = size_after_measure(plan, device_free_bytes(plan.device), step_peak_bytes=peak_bytes)
+    later = LATER_BYTES if is_capped(plan) else 0
+    free = device_free_bytes(plan.device)
+    sizing = size_after_measure(plan, free, step_peak_bytes=peak_bytes, reserve_bytes=later)
+    hold_allocator(plan)
     pools, cache = create_caches(plan, sizing, prefix_cache)
     runner = ModelRunner(model, attention, moe, pools)
     engine = Engine(runner, _batch_builder(plan), sampler, plan.max_running_requests, device)
