@@ -29,7 +29,7 @@ def _find_ninja() -> None:
 _find_ninja()
 
 
-def _facts(dtype: torch.dtype, head_dim: int) -> tuple[object, ...]:
+def module_facts(dtype: torch.dtype, head_dim: int) -> tuple[object, ...]:
     """What tells modules apart, in the library's order: dtypes of q, KV, output and indices, both head sizes, then
     position encoding, window, soft cap and half-precision scores, none of which the core asks an attention for."""
     return (dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False)
@@ -39,7 +39,7 @@ def build_module(kernel: str, dtype: str, head_dim: int) -> None:
     """Compile a module into the library's own cache, unless a prebuilt one is installed."""
     from flashinfer.jit.attention import gen_batch_prefill_module
 
-    made = gen_batch_prefill_module(kernel, *_facts(getattr(torch, dtype), head_dim))
+    made = gen_batch_prefill_module(kernel, *module_facts(getattr(torch, dtype), head_dim))
     if not made.is_aot:
         made.build(need_lock=True)
 
@@ -48,7 +48,7 @@ def load_module(kernel: str, dtype: torch.dtype, head_dim: int) -> None:
     """Load a module into this process, where every wrapper finds it; builds it first if need be."""
     from flashinfer.prefill import get_batch_prefill_module
 
-    get_batch_prefill_module(kernel, *_facts(dtype, head_dim))
+    get_batch_prefill_module(kernel, *module_facts(dtype, head_dim))
 
 
 def eager_wrapper(kernel: str, floats: Tensor, ints: Tensor) -> Any:
