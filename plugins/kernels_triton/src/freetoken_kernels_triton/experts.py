@@ -98,7 +98,12 @@ def _pair(form: Form, tokens: int, _: int, stride: int, shape: OpShape, device: 
     down = _launch(
         "pair_down_kernel",
         (("inner", data), ("weights", _F32), ("slots", _I32), ("down", data), ("out", data)),
-        {**sizes, "BLOCK_N": form.down.n, "BLOCK_K": form.down.k},
+        {
+            **sizes,
+            "RANKS": min(form.ranks, next_power_of_2(shape.top_k)),
+            "BLOCK_N": form.down.n,
+            "BLOCK_K": form.down.k,
+        },
         (blocks(shape.cols, form.down.n), tokens),
         form.down,
     )

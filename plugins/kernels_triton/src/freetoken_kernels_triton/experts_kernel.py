@@ -76,28 +76,36 @@ def pair_down_kernel(
     H: tl.constexpr,
     I: tl.constexpr,
     K: tl.constexpr,
+    RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (block of BLOCK_N outputs, token): the weighted sum over the token's K experts, in float32."""
+    """Program (block of BLOCK_N outputs, token): the weighted sum over the token's K experts, in float32.
+
+    RANKS experts are read side by side: one after another, each would wait for its slot and then for its rows.
+    """
     token = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    row = tl.minimum(n, H - 1)
-    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    row = tl.minimum(n, H - 1)[None, :, None] * I
+    total = tl.zeros((RANKS, BLOCK_N, BLOCK_K), tl.float32)
     wait_for_predecessor(PDL)
-    for rank in tl.static_range(K):
+    for first in tl.static_range(0, K, RANKS):
+        rank = first + tl.arange(0, RANKS)
         pair = token * K + rank
-        slot = tl.load(slots + pair)
-        weight = tl.where(slot >= 0, tl.load(weights + pair), 0.0)
-        rows = down + slot.to(tl.int64) * (H * I) + row[:, None] * I
+        slot = tl.load(slots + pair, mask=rank < K, other=-1)
+        used = slot >= 0
+        weight = tl.load(weights + pair, mask=used, other=0.0)
+        rows = down + slot.to(tl.int64)[:, None, None] * (H * I) + row
+        values = inner + pair.to(tl.int64)[:, None] * I
         for start in tl.static_range(0, I, BLOCK_K):
-            inside = (start + k < I) & (slot >= 0)
-            w = tl.load(rows + start + k[None, :], mask=inside[None, :], other=0.0)
-            value = tl.load(inner + pair.to(tl.int64) * I + start + k, mask=inside, other=0.0)
-            total += w.to(tl.float32) * (value.to(tl.float32) * weight)[None, :]
-    tl.store(out + token.to(tl.int64) * H + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < H)
+            inside = (start + k < I)[None, :] & used[:, None]
+            w = tl.load(rows + (start + k)[None, None, :], mask=inside[:, None, :], other=0.0)
+            value = tl.load(values + (start + k)[None, :], mask=inside, other=0.0).to(tl.float32) * weight[:, None]
+            total += w.to(tl.float32) * value[:, None, :]
+    result = tl.sum(tl.sum(total, axis=2), axis=0)
+    tl.store(out + token.to(tl.int64) * H + n, result.to(out.dtype.element_ty), mask=n < H)
 
 
 # ------------------------------------------------------------------------------------- tiles of a grouped product

@@ -25,6 +25,7 @@ class Form:
     name: str
     up: GemmTile
     down: GemmTile
+    ranks: int = 1  # of the form "pair": experts that the second product reads side by side
 
 
 def choose_form(tokens: int, shape: OpShape, device: Device) -> Form:
@@ -40,14 +41,53 @@ def choose_form(tokens: int, shape: OpShape, device: Device) -> Form:
     return Form("tile", *_gemm_tiles(rows, shape, device))
 
 
-def _pair_tiles(shape: OpShape) -> tuple[GemmTile, GemmTile]:
-    """``n`` counts inner columns of the first product (each is two rows of gate_up) and outputs of the second."""
+PAIR_VARIANT = "ranks"
+"""Which of ``PAIR_VARIANTS`` is used; the others are there to be measured (``benchmarks/gpu_decode.py --variants``)."""
+
+
+@frozen
+class PairTiles:
+    """Sizes for one token: inner columns and warps of the first product; experts at a time, outputs and warps of the
+    second. Both take ``*_elements`` weights a program at a time."""
+
+    up_elements: int
+    up_warps: int
+    ranks: int
+    down_outputs: int
+    down_warps: int
+
+
+PAIR_VARIANTS = {
+    "ranks": PairTiles(up_elements=8192, up_warps=4, ranks=8, down_outputs=2, down_warps=4),
+    "ranks-fine": PairTiles(up_elements=4096, up_warps=2, ranks=8, down_outputs=1, down_warps=2),
+    "ranks-wide": PairTiles(up_elements=16384, up_warps=8, ranks=8, down_outputs=4, down_warps=8),
+    "one-by-one": PairTiles(up_elements=8192, up_warps=4, ranks=1, down_outputs=8, down_warps=4),
+}
+"""The arithmetic, for 8 experts of [2·768, 2048] and [2048, 768] at 2 bytes, and 132 multiprocessors, each of which must
+have 30 KB in flight to reach 4.3 TB/s at 0.9 µs of latency:
+
+- ``ranks``: first product 384 × 8 = 3072 programs of 16 KB, 8 loads of 16 bytes in flight in each thread; at six
+  programs a multiprocessor 3.9 rounds. Second: 1024 programs of 8 × 2 × 768 · 2 = 24 KB in three steps of 8 KB that do
+  not wait for each other; 7.8 programs a multiprocessor, 1.3 to 1.6 rounds.
+- ``ranks-fine``: the same bytes in twice as many programs of half the size, for a shorter last round: 6144 and 2048.
+- ``ranks-wide``: half as many programs, 1536 and 512: the least overhead a byte, the longest last round.
+- ``one-by-one``: the second product waits for each expert's slot, then for its rows, eight times in a row. So it was
+  when it took 14 µs, of which the bytes are 6.
+
+Qwen3.6-35B-A3B has [2·512, 2048]: 2048 and 1024 programs, 2.6 and 1.3 rounds."""
+
+
+def _pair_tiles(shape: OpShape) -> tuple[GemmTile, GemmTile, int]:
+    """``n`` counts inner columns of the first product (each is two rows of gate_up) and outputs of the second; last how
+    many experts the second product reads side by side."""
+    sizes = PAIR_VARIANTS[PAIR_VARIANT]
     up_k = min(next_power_of_2(shape.cols), 2048)
-    down_k = power_of_2_divisor(shape.intermediate, 512)
+    down_k = power_of_2_divisor(shape.intermediate, 256)
     if down_k < 128:
-        down_k = min(next_power_of_2(shape.intermediate), 512)
-    up = GemmTile(1, max(1, 4096 // up_k), up_k, num_warps=4, num_stages=1)
-    return up, GemmTile(1, max(1, 2048 // down_k), down_k, num_warps=4, num_stages=1)
+        down_k = min(next_power_of_2(shape.intermediate), 256)
+    up = GemmTile(1, max(1, sizes.up_elements // (2 * up_k)), up_k, num_warps=sizes.up_warps, num_stages=1)
+    down = GemmTile(1, sizes.down_outputs, down_k, num_warps=sizes.down_warps, num_stages=1)
+    return up, down, sizes.ranks
 
 
 _TABLE = {

@@ -57,13 +57,25 @@ def accepts(shape: OpShape) -> Availability:
     return Availability.yes()
 
 
+GEMV_VARIANT = "four-rows"
+"""Which of ``GEMV_VARIANTS`` is used; the others are there to be measured (``benchmarks/gpu_decode.py --variants``)."""
+
+GEMV_VARIANTS = {"four-rows": (8192, 4), "two-rows": (4096, 2), "eight-rows": (16384, 8), "half": (4096, 4)}
+"""Weights a program, and its warps. For 2048 → 5120 on 132 multiprocessors: 1280 programs of 16 KB whose threads have 8
+loads of 16 bytes in flight; about 80 registers a thread let six stand on a multiprocessor, 792 at once, 1.6 rounds.
+``two-rows`` and ``eight-rows`` cut the same 128 bytes a thread into smaller and larger programs, which changes the last
+round alone. ``half`` has 64 bytes a thread, ten programs a multiprocessor and 1.9 rounds: fewer loads in flight, more
+threads to hide them. All are asked for before the predecessor has ended, as far as the first round holds them."""
+
+
 def gemv_tile(shape: OpShape, device: Device) -> GemmTile:
-    """Whole rows where they fit; enough programs for every multiprocessor, 64 bytes in flight in each thread."""
+    """Whole rows where they fit; enough programs for every multiprocessor."""
+    elements, warps = GEMV_VARIANTS[GEMV_VARIANT]
     k = min(next_power_of_2(shape.cols), 4096 if shape.cols % 4096 == 0 else 2048)
-    n = max(1, 8192 // k)
+    n = max(1, elements // k)
     while n > 1 and blocks(shape.rows, n) < 2 * (device.multiprocessors or 1):
         n //= 2
-    return GemmTile(m=1, n=n, k=k, num_warps=4, num_stages=1)
+    return GemmTile(m=1, n=n, k=k, num_warps=warps, num_stages=1)
 
 
 def skinny_tile(shape: OpShape, device: Device) -> GemmTile:

@@ -8,16 +8,19 @@ from freetoken.ops.dependent_launch import dependent
 from freetoken.ops.triton_launch import memoised
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.vocab.availability import Availability
+from freetoken.vocab.dtypes import itemsize_bytes
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.launch import StepPoint, TensorArg, TritonLaunch
 from freetoken.vocab.ops import OpShape
-from freetoken_kernels_triton.tiles import blocks, next_power_of_2
+from freetoken_kernels_triton.tiles import next_power_of_2
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 KERNEL = "freetoken_kernels_triton.router_topk_kernel:router_topk_kernel"
 MAX_EXPERTS = 2048
+LOWEST_KEY = {2: -(1 << 31), 4: -(1 << 62)}
+"""By the bytes of a logit: an integer below every key of the kernel."""
 
 
 def accepts(shape: OpShape) -> Availability:
@@ -30,18 +33,17 @@ def accepts(shape: OpShape) -> Availability:
 def launch(rows: int, stride: int, renormalise: bool, top_k: int, shape: OpShape, device: Device) -> TritonLaunch:
     """The one launch: ``rows`` of logits, ``stride`` elements apart."""
     block = next_power_of_2(shape.experts)
-    block_rows = max(1, 512 // block)
     made = TritonLaunch(
         kernel=KERNEL,
         args=(
             ("logits", TensorArg(shape.dtype)), ("weights", TensorArg("float32")), ("experts", TensorArg("int32")),
-            ("rows", rows), ("logits_stride", stride), ("renormalise", int(renormalise)),
+            ("logits_stride", stride), ("renormalise", int(renormalise)),
         ),
         constexprs=(
-            ("E", shape.experts), ("K", top_k), ("BLOCK_ROWS", block_rows), ("BLOCK_E", block),
-            ("BLOCK_K", next_power_of_2(top_k)),
+            ("E", shape.experts), ("K", top_k), ("BLOCK_E", block), ("BLOCK_K", next_power_of_2(top_k)),
+            ("LOWEST", LOWEST_KEY[itemsize_bytes(shape.dtype)]),
         ),
-        grid=(blocks(rows, block_rows), 1, 1),
+        grid=(rows, 1, 1),
         num_warps=1 if block <= 512 else 4,
     )  # fmt: skip
     return dependent(made, device)

@@ -8,6 +8,8 @@ import torch
 from freetoken.ops import experts as reference
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.ops import OpShape
+from freetoken_kernels_triton import experts_tiles
+from freetoken_kernels_triton import linear as linear_module
 from freetoken_kernels_triton.experts_tiles import choose_form
 
 DTYPES = ["float32", "float16"]
@@ -85,3 +87,21 @@ def test_large_tiles_match_the_float32_sum(kernel, close):
     case = Case("float16", 260, 2, 2, 64, 32)  # 260 pairs an expert: tiles of 128 rows
     got = kernel("experts", "float16", **case.sizes)(case.hidden, case.weights, case.slots, case.bank)
     close(got, case.want(), scale=3)
+
+
+@pytest.mark.parametrize("variant", sorted(experts_tiles.PAIR_VARIANTS))
+@pytest.mark.parametrize("top_k", [1, 3, 8])
+def test_every_variant_of_few_tokens_matches_the_float32_sum(kernel, close, monkeypatch, variant, top_k):
+    """The tables that are there to be measured; numbers of experts that are no power of two."""
+    monkeypatch.setattr(experts_tiles, "PAIR_VARIANT", variant)
+    case = Case("float32", 2, 9, top_k, 72, 40)
+    case.slots[0, 0] = -1
+    got = kernel("experts", "float32", **case.sizes)(case.hidden, case.weights, case.slots, case.bank)
+    close(got, case.want(), scale=3)
+
+
+@pytest.mark.parametrize("variant", sorted(linear_module.GEMV_VARIANTS))
+def test_every_variant_of_one_row_matches_a_float32_product(kernel, close, monkeypatch, variant):
+    monkeypatch.setattr(linear_module, "GEMV_VARIANT", variant)
+    x, weight = _random("float16", 1, 2176), _random("float16", 37, 2176, scale=0.05)
+    close(kernel("linear", "float16", rows=37, cols=2176)(x, weight), x.float() @ weight.float().T, scale=2)

@@ -147,3 +147,24 @@ def test_rope_write_is_norm_and_rope_and_write(kernel, dtype, normed, q_heads, k
     torch.testing.assert_close(got, want, **exact)
     for pool, want_pool in zip(pools, want_pools, strict=True):
         torch.testing.assert_close(pool, want_pool, **exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_router_ties_go_to_the_lower_expert_and_nothing_leaves_the_bank(kernel, dtype):
+    """Oracle: a stable sort. Logits of few values, of both signs and both zeros; then infinities and not-a-numbers."""
+    kind, experts, top_k = getattr(torch, dtype), 48, 6
+    logits = torch.randint(-2, 3, (9, experts)).to(kind) * 0.5
+    logits[logits == 0] *= torch.where(torch.rand(int((logits == 0).sum())) < 0.5, -1.0, 1.0).to(kind)
+    logits[5] = -3e4 * torch.rand(experts).to(kind)
+    call = kernel("router_topk", dtype, experts=experts, top_k=top_k)
+    weights, chosen = call(logits, top_k, True)
+    want_weights, want = routing.router_topk(logits, top_k, True)
+    assert torch.equal(chosen, want)
+    torch.testing.assert_close(weights, want_weights, rtol=1e-5, atol=1e-6)
+    strange = torch.full((3, experts), float("nan")).to(kind)
+    strange[1] = float("-inf")
+    strange[2, ::2] = -torch.tensor(float("nan")).to(kind)
+    _, chosen = call(strange, top_k, False)
+    for row in chosen.tolist():
+        assert len(set(row)) == top_k
+        assert all(0 <= expert < experts for expert in row)
