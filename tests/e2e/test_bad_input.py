@@ -287,7 +287,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "kernel-name": (("--kernel", "rope=fastest"), ("--kernel rope=fastest", "rope=torch")),
     "cuda": (("--device", "cuda"), ("--device cuda",)),
     "backend": (("--attention-backend", "fastest"), ("--attention-backend fastest", "torch")),
-    "flashinfer": (("--attention-backend", "flashinfer"), ("pip install freetoken-attention-flashinfer",)),
+    "flashinfer": (("--attention-backend", "flashinfer"), ("--attention-backend flashinfer", "cuda")),
     "strategy": (("--moe-strategy", "magic"), ("--moe-strategy magic", "resident")),
     "policy": (("--warmup-policy", "magic"), ("--warmup-policy magic", "none")),
     "number": (("--max-seq-len", "many"), ("--max-seq-len = 'many'",)),

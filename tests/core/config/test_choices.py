@@ -37,6 +37,7 @@ class Thing:
     summary: str = "a thing"
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
     works: Availability = YES
+    ranking: str = ""
 
 
 def first(kind: str, subject: str, candidates: Sequence[Candidate], hardware: Hardware) -> str:
@@ -87,6 +88,22 @@ def test_every_candidate_has_its_reason() -> None:
         "elsewhere": "it runs on cpu, not on cuda",
     }  # fmt: skip
     assert {n.name: n.fits for n in choice.candidates}["broken"] is False
+
+
+def test_what_a_rank_rests_on_is_said() -> None:
+    """Oracle: the offers' own words, on the one that is chosen and on the one that is passed over."""
+    choice = picked(Thing(name="a", priority=2, ranking="twice as fast"), Thing(name="b", ranking="not measured"))
+    assert why(choice) == {"a": "chosen: twice as fast", "b": "fits, ranked lower: not measured"}
+
+
+def test_one_that_was_asked_for_and_does_not_fit_names_those_that_do() -> None:
+    there, elsewhere = Thing(name="there"), Thing(name="elsewhere", devices=frozenset({"cpu"}))
+    with pytest.raises(RefusedPlan, match="it runs on cpu, not on cuda") as caught:
+        picked(there, elsewhere, asked="elsewhere")
+    assert caught.value.refusal.fix == "use one that fits: there"
+    with pytest.raises(RefusedPlan) as caught:
+        picked(elsewhere, asked="elsewhere")
+    assert caught.value.refusal.fix == "see `freetoken plugins --all`"
 
 
 def test_the_only_one_is_called_that() -> None:

@@ -55,7 +55,9 @@ def pick(
     if asked != "auto":
         if not verdicts[asked]:
             answer = verdicts[asked]
-            raise RefusedPlan(f"{kind.option} {asked}{_for(subject)}", answer.reason, answer.fix)
+            others = ", ".join(name for name, verdict in verdicts.items() if verdict)
+            fix = answer.fix or (f"use one that fits: {others}" if others else "see `freetoken plugins --all`")
+            raise RefusedPlan(f"{kind.option} {asked}{_for(subject)}", answer.reason, fix)
         name, because = asked, "asked for"
     else:
         name, because = _best(around, kind, subject, by_name, verdicts)
