@@ -28,7 +28,7 @@ from freetoken.vocab.units import MIB, format_bytes
 from freetoken.weights.slots import check_slots
 
 RUNTIME_BYTES = 300 * MIB  # interpreter, libraries and, on a GPU, the context's own share
-CONTEXT_BYTES = 640 * MIB  # the most that a context with the libraries' modules was seen to take, on Hopper
+CONTEXT_BYTES = 640 * MIB  # room for a context with the libraries' modules on a large card; sizing measures what it is
 DEFAULT_SNAPSHOTS = 16
 
 
