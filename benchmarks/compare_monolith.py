@@ -151,7 +151,7 @@ class Results:
                 other = [
                     r for r in self.rows if (r["router"], r["what"]) == (row["router"], row["what"]) and r is not row
                 ]
-                for name, mine, theirs in ((n, _speed(row, n), _speed(o, n)) for o in other for n in _FIGURES):
+                for mine, theirs in ((_speed(row, n), _speed(o, n)) for o in other for n in _FIGURES):
                     if mine and theirs:
                         print(f"{row['router']:8} ours ÷ {other[0]['server']}: {row['what']} {mine / theirs:.3f}")
 
