@@ -1,10 +1,11 @@
 """Check and time every Triton op kernel on a GPU: a table on standard output, and JSON with ``--json PATH``.
 
-    python3 benchmarks/gpu_kernels.py [--only OP …] [--no-check] [--no-time] [--sweep] [--json PATH]
+    python3 benchmarks/gpu_kernels.py [--only OP …] [--no-check] [--no-time] [--sweep] [--variants] [--json PATH]
 
 First each op against its float32 reference: bfloat16 and float16, odd sizes, outputs poisoned before the kernel runs.
 Then its time at the shapes of Qwen3-30B-A3B and Qwen3.6-35B-A3B against its roof, inside a CUDA graph and over operands
-that exceed the second-level cache. ``--sweep`` times other tiles beside the table's. A case that fails does not stop
+that exceed the second-level cache. ``--sweep`` times other tiles beside the table's; ``--variants`` times nothing but
+the named tables for one token (``PAIR_VARIANTS``, ``GEMV_VARIANTS``). A case that fails does not stop
 the others. Keys are compiled beforehand in worker processes.
 """
 
@@ -678,6 +679,42 @@ TIMES = {
 SWEEPS = {"linear": sweep_linear, "experts": sweep_experts, "recurrent": sweep_delta}
 
 
+def time_variants(report: Report) -> None:
+    """The named tables of the pair kernels and of one row's products. Every call reads other operands than the last."""
+    used = experts_tiles.PAIR_VARIANT, linear.GEMV_VARIANT
+    try:
+        for model in MODELS:
+            shape = next(s for s in model_shapes(model) if s.op == "experts")
+            banks = [bank(shape)[0] for _ in range(2)]
+            for tokens in (1, 4):
+                sets = [(randn(tokens, shape.cols), *routing(tokens, shape)) for _ in range(8)]
+                roof = sum(experts_roof(tokens, shape, s[2]) for s in sets) / len(sets)
+                for name in experts_tiles.PAIR_VARIANTS:
+                    experts_tiles.PAIR_VARIANT = name
+                    report.attempt(name, partial(sweep_one, report, shape, sets, banks, f"pair {model} {name}", roof))
+            banks.clear()
+            torch.cuda.empty_cache()
+        for rows, cols in (
+            (5120, 2048),
+            (2048, 4096),
+            (128, 2048),
+            (12288, 2048),
+            (64, 2048),
+            (1, 2048),
+            (151936, 2048),
+        ):
+            weights = [randn(rows, cols) for _ in range(copies(rows * cols * 2))]
+            x = randn(1, cols)
+            for name in linear.GEMV_VARIANTS:
+                linear.GEMV_VARIANT = name
+                call = load(OpShape("linear", "bfloat16", rows=rows, cols=cols))
+                label, roof = f"one row {cols}→{rows} {name}", roof_us(rows * cols * 2)
+                timed(report, label, 1, [partial(call, x, w) for w in weights], roof)
+            weights.clear()
+    finally:
+        experts_tiles.PAIR_VARIANT, linear.GEMV_VARIANT = used
+
+
 def compile_declared() -> None:
     spaces = [enumerate_keys(declared(model, SPECS, DEVICE)) for model in MODELS]
     precompile(use.launch for s in spaces for use in s.uses.values() if isinstance(use.launch, TritonLaunch))
@@ -722,13 +759,16 @@ def main() -> int:
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds for one group")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.manual_seed(0)
     report = Report()
     started = time.perf_counter()
-    if len(given.only) == 1:
+    if given.variants:
+        time_variants(report)
+    elif len(given.only) == 1:
         run_group(report, given.only[0], given)
     else:
         report.attempt("compiling the declared keys", compile_declared)
