@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
 import shutil
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import pytest
 
 from freetoken.cli.main import main
+from freetoken.cli.verify_progress import LogTail, ProbeProgress
 from freetoken.cli.warmup_prober import Prober
 from freetoken.cli.warmup_verify import given_flags, store
 from freetoken.config.sources import FlagValue, OptionTable, merge
@@ -23,6 +28,7 @@ from freetoken.plugin.manager import build_plugins
 from freetoken.plugin.selection import Selection
 from freetoken.testing.plans import planned
 from freetoken.vocab.launch import StepPoint
+from freetoken.warmup.certificate import Evidence
 from freetoken.warmup.fingerprint import take_fingerprint
 from freetoken.warmup.manifest import LateNote, Manifest, ManifestStore
 from freetoken.warmup.probes import SAMPLING
@@ -154,9 +160,12 @@ class Served:
         self.counters = {"freetoken_late_compiles_total": 0, "freetoken_late_loads_total": 0}
         self.slow_tokens = self.late_tokens = self.refused_tokens = -1
         self.fingerprint = "f" * 64
+        self.profile: list[dict[str, Any]] = []  # answers still to give; without any the endpoint is not offered
+        self.on_probe: Callable[[int], None] = lambda _: None
 
     def complete(self, body: dict[str, Any]) -> int:
         self.bodies.append(body)
+        self.on_probe(len(self.bodies))
         if body["max_tokens"] == 1:
             return 200
         prompt = body["prompt"] if isinstance(body["prompt"][0], int) else body["prompt"][0]
@@ -201,7 +210,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, str]]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self.answer(state.complete(body), b"{}")
+            if self.path == "/warmup/profile":
+                answer = state.profile.pop(0) if state.profile else None
+                self.answer(404 if answer is None else 200, json.dumps(answer).encode())
+            else:
+                self.answer(state.complete(body), b"{}")
 
         def log_message(self, *_: object) -> None: ...
 
@@ -291,6 +304,125 @@ def test_a_server_that_tells_no_limits_is_refused(
     code, _, err = run(capsys, "verify", url, "--cache-dir", str(tmp_path))
     assert code == 1
     assert "tells no limits" in err
+
+
+def on_a_device(state: Served) -> None:
+    state.counters['freetoken_engine_events_total{name="device_used_bytes"}'] = 5
+
+
+def test_further_probes_are_sent_once_each_under_the_profiler(served: tuple[Served, str]) -> None:
+    state, url = served
+    on_a_device(state)
+    record = {"on": False, "events": {"Lazy Function Loading": 3}, "seen": 70}
+    state.profile = [{"on": True, "events": {}, "seen": 0}, record]
+    found = Prober(url, None).run(5, 0, lambda *_: None, profiled=8)
+    assert found.evidence == Evidence(8, {"Lazy Function Loading": 3}, 70)
+    assert "3 × Lazy Function Loading in the profiler's record of 8 probes" in found.failures
+    assert len([body for body in state.bodies if body["max_tokens"] > 1]) == 8 + 4 * 5
+
+
+def test_a_device_without_a_record_is_not_certified_and_says_what_to_do(served: tuple[Served, str]) -> None:
+    state, url = served
+    on_a_device(state)
+    found = Prober(url, None).run(5, 0, lambda *_: None)
+    assert any("start it with --profile-endpoint" in failure for failure in found.failures)
+    state.profile = [{"on": True, "why": "CUPTI is busy"}]
+    found = Prober(url, None).run(5, 0, lambda *_: None)
+    assert "no profiler evidence: CUPTI is busy" in found.failures
+
+
+def test_a_cpu_needs_no_record(served: tuple[Served, str]) -> None:
+    state, url = served
+    state.profile = [{"on": True, "why": "a CPU loads no modules"}]
+    assert Prober(url, None).run(5, 0, lambda *_: None).evidence is None
+
+
+def test_a_signal_leaves_what_was_proven_and_the_manifest_alone(
+    served: tuple[Served, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM comes amid a probe, twice, as ``timeout`` sends it."""
+    state, url = served
+    fingerprint = take_fingerprint(planned(llama.tiny(), dtype="float32").plan, {})
+    manifest = Manifest(fingerprint, model="m", written="2026-01-01T00:00:00Z", certificate={"passes": True})
+    ManifestStore(tmp_path).write(manifest)
+    state.fingerprint = fingerprint.digest
+
+    def kill(sent: int) -> None:
+        if sent in (60, 61):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    state.on_probe = kill
+    earlier = signal.getsignal(signal.SIGTERM)
+    code, out, err = run(capsys, "verify", url, "--cache-dir", str(tmp_path), "--probes", "100")
+    assert code == 1
+    assert signal.getsignal(signal.SIGTERM) is earlier
+    assert "m: not certified for prompts up to" in out
+    assert re.search(r"stopped after 1\d of 100 probes: SIGTERM came", out)
+    assert "SIGTERM came" in err
+    kept = ManifestStore(tmp_path).find("m", fingerprint).manifest
+    assert kept is not None
+    assert kept.certificate == {"passes": True}
+
+
+def test_the_time_that_is_given_ends_it(
+    served: tuple[Served, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, url = served
+    code, out, _ = run(capsys, "verify", url, "--cache-dir", str(tmp_path), "--time-limit", "0", "--json")
+    assert code == 1
+    assert json.loads(out)["stopped"] == "stopped after 0 of 200 probes: the time that was given is over"
+
+
+def test_a_server_that_dies_leaves_what_was_proven(served: tuple[Served, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    state, url = served
+    prober = Prober(url, None)
+    request = prober._request
+
+    def dying(method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        if len(state.bodies) > 50:
+            raise ConnectionRefusedError("nobody listens")
+        return request(method, path, body)
+
+    monkeypatch.setattr(prober, "_request", dying)
+    found = prober.run(100, 0, lambda *_: None)
+    assert found.probes > 5
+    assert "nobody listens; the counters could not be read again" in found.failures[0]
+
+
+def test_progress_is_told_where_there_is_no_terminal(served: tuple[Served, str]) -> None:
+    """Oracle: a clock by hand, which a probe advances by half a second: a line every three, with what is left."""
+    _, url = served
+    out, now = io.StringIO(), [0.0]
+
+    def clock() -> float:
+        return now[0]
+
+    progress = ProbeProgress(out, 40, clock)
+
+    def tell(done: int, share: float, words: str) -> None:
+        progress(done, share, words)
+        now[0] += 0.5
+
+    Prober(url, None).run(40, 0, tell)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 7
+    assert re.fullmatch(r"verify: probe 0 of 40, 0 s: .* tokens × \d+, .*", lines[0])
+    left = [int(re.search(r"about (\d+) s left", line)[1]) for line in lines[1:]]  # type: ignore[index]
+    assert left == sorted(left, reverse=True)
+    assert lines[-1].startswith("verify: probe 36 of 40, 18 s")
+
+
+def test_a_servers_phases_and_warnings_are_told_and_details_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log, path.open("rb") as reading:
+        tail = LogTail(reading.fileno())
+        log.write(b"weights 3 of 9\n2026-01-01 00:00:00,1 INFO freetoken.x: detail\n  curl it\n2026-01-0")
+        log.flush()
+        assert tail.news() == ["weights 3 of 9"]
+        log.write(b"1 00:00:00,2 WARNING freetoken.x: look\nTraceback\n")
+        log.flush()
+        assert tail.news() == ["2026-01-01 00:00:00,2 WARNING freetoken.x: look", "Traceback"]
+        assert tail.news() == []
 
 
 def test_the_server_to_verify_gets_the_flags_that_were_given() -> None:

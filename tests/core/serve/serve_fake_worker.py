@@ -15,6 +15,8 @@ from freetoken.serve.messages import (
     Delta,
     Deltas,
     EngineStats,
+    Profile,
+    ProfileAnswer,
     Progress,
     Ready,
     RequestFailed,
@@ -59,6 +61,7 @@ class _Fake:
     running: dict[str, _Running] = field(factory=dict)
     aborts: int = 0
     submits: int = 0
+    profiled: int | None = None
 
     def run(self) -> None:
         script = [*self.start.answer.encode(), EOS]
@@ -77,7 +80,20 @@ class _Fake:
             self.aborts += self.running.pop(message.request_id, None) is not None
         elif isinstance(message, Submit):
             self._submit(message)
+        elif isinstance(message, Profile):
+            self._profile(message.on)
         self._send_stats()
+
+    def _profile(self, on: bool) -> None:
+        """Every request that came meanwhile loaded a module; a second begin is refused."""
+        if on and self.profiled is not None:
+            self.conn.send(ProfileAnswer(on, why="one is under way already"))
+        elif on:
+            self.profiled = self.submits
+            self.conn.send(ProfileAnswer(on))
+        else:
+            count, self.profiled = self.submits - (self.profiled or 0), None
+            self.conn.send(ProfileAnswer(on, (("Lazy Function Loading", count),), 100))
 
     def _send_stats(self) -> None:
         self.conn.send(

@@ -6,12 +6,16 @@ import json
 
 import pytest
 
-from freetoken.warmup.certificate import Certificate, Measured, Touch, judge, to_json
+from freetoken.warmup.certificate import Certificate, Evidence, Measured, Touch, judge, to_json
 from freetoken.warmup.probes import Probe, ServerLimits
 
 LIMITS = ServerLimits(1000, 100, 8, 16, 1000, 5000)
 PROBE = Probe("length 17", 17, 0, 1, "greedy")
 QUIET = {"late_compiles": 2.0, "late_loads": 5.0, "stall_ms": 0.0}
+
+
+LOADING = "Runtime Triggered Module Loading"
+NOTHING_LOADED = Evidence(24, {LOADING: 0, "Lazy Function Loading": 0}, seen=9000)
 
 
 def measured(first: float, *again: float, stall: float = 0.0) -> Measured:
@@ -73,7 +77,7 @@ def test_memory_that_grew_fails_it_where_it_is_told() -> None:
     def found(after: float) -> Certificate:
         return judge(
             model="m", fingerprint="f", written="", seed=0, measured=[measured(1, 1, 1, 1)] * 200, limits=LIMITS,
-            seconds=1.0, before={**QUIET, **used}, after={**QUIET, "device_used_bytes": after},
+            seconds=1.0, before={**QUIET, **used}, after={**QUIET, "device_used_bytes": after}, evidence=NOTHING_LOADED,
         )  # fmt: skip
 
     assert found(100.0).passes
@@ -90,3 +94,35 @@ def test_one_slow_first_touch_fails_it_and_is_named() -> None:
 def test_few_probes_prove_little() -> None:
     assert certificate([measured(10, 10, 10, 10)] * 199).failures == ("only 199 probes; a certificate needs 200",)
     assert not certificate([]).passes
+
+
+@pytest.mark.parametrize(
+    ("evidence", "failures"),
+    [
+        (NOTHING_LOADED, ()),
+        (Evidence(24, {LOADING: 2}, seen=9000), (f"2 × {LOADING} in the profiler's record of 24 probes",)),
+        (Evidence(24, {LOADING: 0}), ("no profiler evidence: the profiler recorded nothing at all",)),
+        (Evidence(because="CUPTI is busy"), ("no profiler evidence: CUPTI is busy",)),
+        (None, ("no profiler evidence: none was asked for",)),
+    ],
+)
+def test_a_device_demands_the_profilers_word(evidence: Evidence | None, failures: tuple[str, ...]) -> None:
+    """By hand, after design 5.6: both events zero, recorded by a profiler that demonstrably recorded something."""
+    gauges = {**QUIET, "device_used_bytes": 5.0}
+    found = judge(
+        model="m", fingerprint="f", written="", seed=0, measured=[measured(1, 1, 1, 1)] * 200, limits=LIMITS,
+        seconds=1.0, before=gauges, after=gauges, evidence=evidence,
+    )  # fmt: skip
+    assert found.failures == failures
+    assert json.loads(json.dumps(to_json(found)))["failures"] == list(failures)
+    assert ("profiled 24 probes, 9000 records" in str(found)) == (evidence is not None and evidence.seen > 0)
+
+
+def test_a_run_that_was_stopped_is_no_certificate_whatever_it_found() -> None:
+    found = judge(
+        model="m", fingerprint="f", written="", seed=0, measured=[measured(1, 1, 1, 1)] * 200, limits=LIMITS,
+        seconds=1.0, before=QUIET, after=QUIET, stopped="stopped after 200 of 300 probes: SIGTERM came",
+    )  # fmt: skip
+    assert not found.passes
+    assert found.failures[0] == "stopped after 200 of 300 probes: SIGTERM came"
+    assert "not certified" in str(found)

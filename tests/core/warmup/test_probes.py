@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.warmup import probes as module
-from freetoken.warmup.probes import OUTPUT_TOKENS, SAMPLING, ServerLimits, lengths, probes
+from freetoken.warmup.probes import DRAWN_CHUNKS, OUTPUT_TOKENS, SAMPLING, TOUCHES, ServerLimits, lengths, probes
 
 LIMITS = ServerLimits(longest=40_960, chunk=8192, running=32, page=16, vocabulary=151_936, kv_tokens=400_000)
 limits = st.builds(
@@ -87,3 +87,15 @@ def test_prompts_of_one_probe_share_the_prefix_alone() -> None:
     again = probe.body(chance, 1000, list(range(16)))["prompt"]
     assert first[0][:16] == again[1][:16] == list(range(16))
     assert len({tuple(p[16:]) for p in (*first, *again)}) == 4
+
+
+@given(limits, st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_what_all_probes_compute_is_bounded(limits: ServerLimits, seed: int) -> None:
+    """Oracle: the bound worked out from the limits. Batches of long prompts would take millions of tokens."""
+    found = probes(limits, 200, seed)
+    drawn = [p.computed_tokens for p in found if p.name == "drawn"]
+    short = TOUCHES * 40 * max(limits.running, 1)
+    assert sum(drawn) <= DRAWN_CHUNKS * limits.chunk + len(drawn) * short
+    long = [p for p in found if p.name.startswith("length") and p.new > limits.chunk + 1]
+    assert {p.tokens for p in long} <= {max(1, limits.longest - OUTPUT_TOKENS)}

@@ -67,7 +67,7 @@ FEW_ROWS = 64
 INDEX_32_ELEMENTS = 2**31 - 1  # torch computes addresses in tensors of more elements with 64 bits: another kernel
 
 
-def embedding_launches(point: StepPoint, shape: OpShape, device: Device) -> tuple[Launch, ...]:
+def embedding_launches(_: StepPoint, shape: OpShape, device: Device) -> tuple[Launch, ...]:
     """On a GPU the gather is torch's own: it picks among kernels by the number of tokens and loads each at its first
     call. A CPU has nothing to load."""
     return (embedding_call(shape, device),) if device.kind != "cpu" else ()

@@ -48,6 +48,7 @@ def serve(context: CommandContext) -> int:
         defaults=text.defaults,
         limits=_limits(options),
         api_key=options.api_key,
+        profile_endpoint=options.profile_endpoint,
     )
     serve_http(services, options.host, options.port, sock)
     return 0

@@ -22,3 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", help="where compiled kernels go; default: a folder of the cache")
     parser.add_argument("--probes", type=int, default=200, metavar="N", help="how many probes to send (default: 200)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the probes' generator (default: 0)")
+    parser.add_argument(
+        "--profiled",
+        type=int,
+        default=24,
+        metavar="N",
+        help="further probes sent under the device's profiler (default: 24)",
+    )
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="end a verification after S seconds, with what was proven by then"
+    )

@@ -78,6 +78,9 @@ class CoreOptions:
         "count", help="a compile, load or tuning run after ready: count it, warn, or fail that step's requests",
         choices=("count", "warn", "error"),
     )  # fmt: skip
+    profile_endpoint: bool = option(
+        False, help="offer POST /warmup/profile, by which `freetoken warmup verify` has the device's profiler beside it"
+    )
     cache_dir: str | None = option(None, help="where manifests and trial results are kept; default ~/.cache/freetoken")
 
 

@@ -24,7 +24,7 @@ WorkerTarget = str | Callable[[Connection, object], None]
 
 def run_worker(target: WorkerTarget, conn: Connection, start: object, parent_pid: int) -> None:
     """The child's first function: tie its life to the parent's, then call ``target(conn, start)``."""
-    _die_with_parent(parent_pid)
+    die_with_parent(parent_pid)
     # A Python handler, not SIG_IGN: an ignored signal would be inherited by the child's own children.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave_to_parent)
@@ -40,7 +40,8 @@ def resolve_target(target: WorkerTarget) -> Callable[[Connection, object], None]
     return found
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
+    """Tie this process's life to that of the one that started it, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the line above

@@ -26,6 +26,8 @@ from freetoken.serve.messages import (
     Deltas,
     EngineStats,
     FromEngine,
+    Profile,
+    ProfileAnswer,
     Progress,
     Ready,
     RequestFailed,
@@ -40,7 +42,7 @@ from freetoken.vocab.errors import EngineError, FreeTokenError, Refusal
 _EOF_GRACE_S = 0.5
 _LEAVE_GRACE_S = 3.0
 
-StatusMessage = Progress | Ready | StartFailed | EngineStats
+StatusMessage = Progress | Ready | StartFailed | EngineStats | ProfileAnswer
 
 
 class EngineDied(EngineError):
@@ -154,6 +156,10 @@ class EngineClient:
     def abort(self, request_id: str) -> None:
         """Tell the engine to forget a request and free its pages."""
         self._send(Abort(request_id))
+
+    def profile(self, on: bool) -> None:
+        """Begin or end the recording of what the device's driver loads."""
+        self._send(Profile(on))
 
     def fail_all(self, error: FreeTokenError) -> None:
         """Answer every waiting stream with ``error``."""

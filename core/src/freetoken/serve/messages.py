@@ -36,6 +36,13 @@ class Shutdown:
     drain: bool = True
 
 
+@frozen
+class Profile:
+    """Begin to record what the device's driver loads, or end it; answered by ``ProfileAnswer``."""
+
+    on: bool
+
+
 # ------------------------------------------------------------------------------------------- from the engine
 
 
@@ -137,5 +144,16 @@ class EngineStats:
     counters: tuple[tuple[str, float], ...] = ()
 
 
-ToEngine = Submit | Abort | Shutdown
-FromEngine = Progress | Ready | Deltas | RequestFailed | StartFailed | EngineStats
+@frozen
+class ProfileAnswer:
+    """To ``Profile``: ``why`` it cannot be done, or nothing; at the end ``events`` by the profiler's names, each with
+    how often, and ``seen``, how much was recorded in all."""
+
+    on: bool
+    events: tuple[tuple[str, int], ...] = ()
+    seen: int = 0
+    why: str = ""
+
+
+ToEngine = Submit | Abort | Shutdown | Profile
+FromEngine = Progress | Ready | Deltas | RequestFailed | StartFailed | EngineStats | ProfileAnswer

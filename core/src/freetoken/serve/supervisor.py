@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from freetoken.serve.child import WorkerTarget
 from freetoken.serve.client import EngineClient, EngineProcess, StatusMessage
-from freetoken.serve.messages import EngineStats, Ready, StartFailed, Submit
+from freetoken.serve.messages import EngineStats, ProfileAnswer, Ready, StartFailed, Submit
 from freetoken.serve.stream import TokenStream
 from freetoken.vocab.errors import EngineError, Refusal
 
@@ -100,6 +100,7 @@ class Supervisor:
         self._serving_since: float | None = None
         self._start_failed: StartFailed | None = None
         self._restart: asyncio.TimerHandle | None = None
+        self._profile: asyncio.Future[ProfileAnswer] | None = None
         self.status = EngineStatus(since=time.monotonic())
         self.stats = EngineStats()
         self.failed: Refusal | None = None
@@ -123,6 +124,20 @@ class Supervisor:
         if self._client is None or self.status.phase != SERVING:
             raise self._unavailable()
         return self._client.submit(requests)
+
+    async def profile(self, on: bool) -> ProfileAnswer:
+        """Have the engine begin or end its record of what the driver loads. Raises ``EngineUnavailable`` when none
+        serves, or when it ends before it answers."""
+        if self._client is None or self.status.phase != SERVING:
+            raise self._unavailable()
+        if self._profile is not None:
+            return ProfileAnswer(on, why="another request to begin or end a record is under way")
+        self._profile = asyncio.get_running_loop().create_future()
+        try:
+            self._client.profile(on)
+            return await self._profile
+        finally:
+            self._profile = None
 
     def _unavailable(self) -> EngineUnavailable:
         status = self.status
@@ -193,6 +208,9 @@ class Supervisor:
             self.stats = message
         elif isinstance(message, StartFailed):
             self._start_failed = message
+        elif isinstance(message, ProfileAnswer):
+            if self._profile is not None and not self._profile.done():
+                self._profile.set_result(message)
         elif self.status.phase == STOPPING:
             return
         elif isinstance(message, Ready):
@@ -202,6 +220,8 @@ class Supervisor:
             self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
 
     def _on_exit(self, reason: str) -> None:
+        if self._profile is not None and not self._profile.done():
+            self._profile.set_exception(EngineUnavailable("engine_dead", f"the engine ended amid a record: {reason}"))
         if self.status.phase == STOPPING:
             self.ended.set()
             return

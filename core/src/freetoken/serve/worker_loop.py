@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from attrs import define, field
 
 from freetoken.run.device_counters import memory_counters
+from freetoken.run.module_profiler import ModuleProfiler, module_profiler
 from freetoken.run.sampler import ChosenLogprob
 from freetoken.schedule.engine_core import Output
 from freetoken.serve.engine_start import RunningEngine
@@ -20,6 +21,8 @@ from freetoken.serve.messages import (
     Delta,
     Deltas,
     EngineStats,
+    Profile,
+    ProfileAnswer,
     Ready,
     RequestFailed,
     Shutdown,
@@ -58,6 +61,11 @@ class WorkerLoop:
     inbox: queue.SimpleQueue[ToEngine | None] = field(factory=queue.SimpleQueue)
     draining: bool = False
     next_stats: float = 0.0
+    profiler: ModuleProfiler = field(init=False)
+
+    @profiler.default
+    def _own_profiler(self) -> ModuleProfiler:
+        return module_profiler(self.running.plan.device)
 
     def run(self) -> None:
         threading.Thread(target=self._receive, daemon=True, name="receive").start()
@@ -98,10 +106,24 @@ class WorkerLoop:
             self._submit(message)
         elif isinstance(message, Abort):
             self.running.core.abort(message.request_id)
+        elif isinstance(message, Profile):
+            self.conn.send(self._profile(message.on))
         elif isinstance(message, Shutdown):
             self.draining = True
             return message.drain
         return True
+
+    def _profile(self, on: bool) -> ProfileAnswer:
+        """What goes wrong is the asker's to know; requests go on."""
+        try:
+            if on:
+                self.profiler.begin()
+                return ProfileAnswer(on)
+            found = self.profiler.end()
+        except Exception as error:
+            _log.exception("the profiler")
+            return ProfileAnswer(on, why=str(error))
+        return ProfileAnswer(on, tuple(sorted(found.events.items())), found.seen)
 
     def _submit(self, message: Submit) -> None:
         try:

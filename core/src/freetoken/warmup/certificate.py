@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from freetoken.warmup.probes import Probe, ServerLimits
+from freetoken.warmup.probes import TOUCHES, Probe, ServerLimits
 
 SLOWER_RATIO = 0.15
 SLOWER_MS = 5.0
-AGAIN = 3
+AGAIN = TOUCHES - 1
 """A probe's first touch is compared with the slowest of the next three: first − m ≤ max(15 % of m, 5 ms)."""
 
 ENOUGH_PROBES = 200
@@ -67,6 +67,29 @@ class Measured:
 
 
 @frozen
+class Evidence:
+    """What a profiler of the device recorded beside the engine while ``probes`` were touched for the first time.
+
+    ``events`` counts modules and functions that the driver loaded then, by the profiler's names; ``seen`` is all it
+    recorded, so that one that records nothing proves nothing. ``because`` says why there is none.
+    """
+
+    probes: int = 0
+    events: Mapping[str, int] = attrs.field(factory=dict)
+    seen: int = 0
+    because: str = ""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        if self.because:
+            return (f"no profiler evidence: {self.because}",)
+        if not self.seen:
+            return ("no profiler evidence: the profiler recorded nothing at all",)
+        met = [(name, n) for name, n in sorted(self.events.items()) if n]
+        return tuple(f"{n} × {name} in the profiler's record of {self.probes} probes" for name, n in met)
+
+
+@frozen
 class Certificate:
     """``failures`` is empty when it passes. ``up_to_tokens`` bounds what it says; ``counters`` are the differences."""
 
@@ -82,6 +105,8 @@ class Certificate:
     worst_excess_ms: float = 0.0
     seconds: float = 0.0
     limits: Mapping[str, int] = attrs.field(factory=dict)
+    evidence: Evidence | None = None
+    stopped: str = ""
 
     @property
     def passes(self) -> bool:
@@ -95,6 +120,9 @@ class Certificate:
             "  " + ", ".join(f"{name} {value:g}" for name, value in self.counters.items()),
             f"  the slowest first touch took {self.worst_excess_ms:.1f} ms longer than the same again",
         ]
+        if self.evidence is not None and self.evidence.seen:
+            loaded = ", ".join(f"{name} {n}" for name, n in sorted(self.evidence.events.items()))
+            lines.append(f"  profiled {self.evidence.probes} probes, {self.evidence.seen} records: {loaded}")
         lines += [f"  {failure}" for failure in self.failures]
         lines += [
             f"    {s['name']}: {s['new']} new tokens after {s['prefix']}, batch {s['batch']}, {s['sampling']}: "
@@ -115,8 +143,14 @@ def judge(
     after: Mapping[str, float],
     limits: ServerLimits,
     seconds: float,
+    evidence: Evidence | None = None,
+    stopped: str = "",
 ) -> Certificate:
-    """The certificate of a whole run. ``before`` and ``after`` are the server's counters and gauges around it."""
+    """The certificate of a run. ``before`` and ``after`` are the server's counters and gauges around it.
+
+    A server that tells how much of its device is in use has one, and then a profiler's ``evidence`` is demanded.
+    ``stopped`` says what was left out, and why, where the run did not get to its end.
+    """
     counters = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in LATE_COUNTERS}
     counters |= {name: after[name] - before[name] for name in MEMORY_GAUGES if name in after and name in before}
     slow = [m for m in measured if m.slow]
@@ -125,7 +159,13 @@ def judge(
     failures += [f"{name.replace('_', ' ')} grew by {counters[name]:g}" for name in grown]
     if slow:
         failures.append(f"{len(slow)} first touches were slower than the same again by more than 15 % and 5 ms")
-    if len(measured) < ENOUGH_PROBES:
+    if evidence is not None:
+        failures += evidence.failures
+    elif "device_used_bytes" in before:
+        failures.append("no profiler evidence: none was asked for")
+    if stopped:
+        failures.insert(0, stopped)
+    elif len(measured) < ENOUGH_PROBES:
         failures.append(f"only {len(measured)} probes; a certificate needs {ENOUGH_PROBES}")
     return Certificate(
         model=model,
@@ -140,6 +180,8 @@ def judge(
         worst_excess_ms=max((m.excess_ms for m in measured), default=0.0),
         seconds=seconds,
         limits=attrs.asdict(limits),
+        evidence=evidence,
+        stopped=stopped,
     )
 
 

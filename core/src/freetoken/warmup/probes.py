@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from attrs import frozen
 
 OUTPUT_TOKENS = 3
 """Of every answer: the first comes from the prefill, the others from decode steps."""
+
+TOUCHES = 4
+"""Each probe is sent once, and three times more to compare with."""
+
+DRAWN_CHUNKS = 24
+"""What the probes drawn by chance may have computed, all touches together, in chunks. A step has no more tokens than a
+chunk, so that batches of long prompts repeat what a few show: without a bound they took 12 of 16 million tokens."""
+
+_SHORT_TOKENS = 40
+_MOST_DRAWN = 50
 
 # Each is a way through the sampler; logprobs are asked for in an odd and in an even width.
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -65,6 +76,11 @@ class Probe:
         """Of one prompt."""
         return self.new + self.prefix
 
+    @property
+    def computed_tokens(self) -> int:
+        """Over all touches; the prefix is computed once."""
+        return self.prefix + TOUCHES * self.new * self.batch
+
     def body(self, chance: random.Random, vocabulary: int, prefix: Sequence[int]) -> dict[str, Any]:
         """The request with prompts drawn anew, so that nothing beyond ``prefix`` is in a cache."""
         prompts = [[*prefix, *tokens(chance, self.new, vocabulary)] for _ in range(self.batch)]
@@ -84,18 +100,19 @@ def tokens(chance: random.Random, count: int, vocabulary: int) -> list[int]:
 
 def probes(limits: ServerLimits, count: int, seed: int) -> tuple[Probe, ...]:
     """``count`` different probes in an order of chance: all critical lengths, prefixes, batches and routes, then more
-    of each at lengths drawn by order of magnitude. The same seed and limits give the same probes."""
+    of each at lengths drawn by order of magnitude. The same seed and limits give the same; limits of a few tokens
+    have fewer than ``count``."""
     chance = random.Random(seed)
     critical = list(dict.fromkeys(_critical(limits)))
     chance.shuffle(critical)
-    found = list(dict.fromkeys([*_grid(limits), *critical]))[:count]
-    for probe in _drawn(limits, chance):
+    found = dict.fromkeys(list(dict.fromkeys([*_grid(limits), *critical]))[:count])
+    for probe in islice(_drawn(limits, chance), _MOST_DRAWN * count):
         if len(found) >= count:
             break
-        if probe not in found:
-            found.append(probe)
-    chance.shuffle(found)
-    return tuple(found)
+        found[probe] = None
+    different = list(found)
+    chance.shuffle(different)
+    return tuple(different)
 
 
 def _longest(limits: ServerLimits) -> int:
@@ -143,19 +160,28 @@ def _grid(limits: ServerLimits) -> Iterator[Probe]:
 
 
 def _critical(limits: ServerLimits) -> Iterator[Probe]:
+    """Each length; whole chunks before the last are a prefix, since they are the same for all, but for the longest."""
     for length in lengths(limits):
-        yield _fitting(limits, Probe(f"length {length}", length, 0, 1, "greedy"))
+        whole = (length - 1) // limits.chunk * limits.chunk
+        prefix = 0 if length in (limits.chunk + 1, _longest(limits)) else whole
+        yield _fitting(limits, Probe(f"length {length}", length - prefix, prefix, 1, "greedy"))
 
 
 def _drawn(limits: ServerLimits, chance: random.Random) -> Iterator[Probe]:
-    """Endless: lengths by order of magnitude, so that short ones are as likely as long ones."""
+    """Endless: lengths by order of magnitude, so that short ones are as likely as long ones. None takes more than an
+    eighth of what is left of the bound, so that later ones get shorter, and all stay possible at a few tokens."""
     longest = _longest(limits)
+    left = DRAWN_CHUNKS * limits.chunk
     while True:
+        room = left // 8
         total = min(longest, int(2 ** chance.uniform(0, longest.bit_length())))
-        prefix = chance.choice((0, 0, *(p for p in prefixes(limits) if p < total)))
+        prefix = chance.choice((0, 0, *(p for p in prefixes(limits) if p < total and p <= room)))
         batch = chance.choice((1, 1, *batches(limits)))
         sampling = chance.choice(list(SAMPLING))
-        yield _fitting(limits, Probe("drawn", max(1, total - prefix), prefix, batch, sampling))
+        new = min(total - prefix, max(room // (TOUCHES * batch), _SHORT_TOKENS))
+        probe = _fitting(limits, Probe("drawn", max(1, new), prefix, batch, sampling))
+        left = max(0, left - probe.computed_tokens)
+        yield probe
 
 
 def _fitting(limits: ServerLimits, probe: Probe) -> Probe:

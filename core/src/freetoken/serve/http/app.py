@@ -11,10 +11,17 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from freetoken import __version__
-from freetoken.serve.http import chat, completions, health, models, tokenize
+from freetoken.serve.http import chat, completions, health, models, profile, tokenize
 from freetoken.serve.http.errors import ApiError
 from freetoken.serve.http.gate import Gate
-from freetoken.serve.http.request_models import ChatBody, CompletionBody, DetokenizeBody, RequestBody, TokenizeBody
+from freetoken.serve.http.request_models import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ProfileBody,
+    RequestBody,
+    TokenizeBody,
+)
 from freetoken.serve.http.services import Services
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -40,6 +47,7 @@ ROUTES = (
     Route("GET", "/health", health.health),
     Route("GET", "/ready", health.ready),
     Route("GET", "/metrics", health.metrics),
+    Route("POST", "/warmup/profile", profile.profile, ProfileBody),
 )
 
 

@@ -174,3 +174,9 @@ class DetokenizeBody(RequestBody):
 
     tokens: list[int]
     skip_special_tokens: bool | None = None
+
+
+class ProfileBody(RequestBody):
+    """``POST /warmup/profile``."""
+
+    on: bool

@@ -48,6 +48,7 @@ class Services:
     limits: ServerLimits = field(factory=ServerLimits)
     api_key: str | None = None
     started_unix: int = field(factory=lambda: int(time.time()))
+    profile_endpoint: bool = False
     traffic: Traffic = field(factory=Traffic, init=False)
     metrics: ServerMetrics = field(init=False)
 
