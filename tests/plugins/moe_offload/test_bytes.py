@@ -110,7 +110,7 @@ def test_experts_in_slots_do_not_move(open_llm: Callable[..., Any]) -> None:
 
 
 def test_warmup_moves_nothing(open_llm: Callable[..., Any]) -> None:
-    """Oracle: the counters, after forwards at several points as a warmup policy would ask for them."""
+    """Oracle: the counters, after forwards at several points as a warmup policy would ask for them, and a window."""
     from freetoken.run.scratch import ScratchForward
 
     with open_llm("offload", slots=5) as llm:
@@ -120,4 +120,5 @@ def test_warmup_moves_nothing(open_llm: Callable[..., Any]) -> None:
         scratch = ScratchForward(built.engine.runner, built.engine._sampler, layers, built.sizing.page_tokens)
         for tokens in (1, 2, 16):
             scratch.run(StepPoint(tokens, 1, tokens, tokens + 3, 1, decode=tokens == 1))
+        scratch.run_window(16, 8)
         assert built.moe.stats() == before

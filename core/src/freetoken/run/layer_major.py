@@ -24,11 +24,12 @@ class LayerMajorPass:
 
     A layer that offers ``begin`` is begun for every chunk before it is ended for the first, so that what it waits for
     is on its way while the other chunks compute. Where the strategy wants hints, the next layer foresees its experts
-    from this one's input, so that the first of them come while this one computes its own.
+    from this one's input, so that the first of them come while this one computes its own. ``layers``: instead of all.
     """
 
-    def __init__(self, runner: ModelRunner, batches: Sequence[Batch]) -> None:
+    def __init__(self, runner: ModelRunner, batches: Sequence[Batch], layers: Sequence[Layer] | None = None) -> None:
         self._runner = runner
+        self._layers = runner.model.layers if layers is None else layers
         self._steps = [runner.prepare(batch) for batch in batches]
         self._hidden = [runner.model.embed(batch) for batch in batches]
         self._next = 0
@@ -38,11 +39,11 @@ class LayerMajorPass:
 
     @property
     def layers_left(self) -> int:
-        return len(self._runner.model.layers) - self._next
+        return len(self._layers) - self._next
 
     def advance(self) -> bool:
         """All chunks through the next layer; ``True`` when it was the last."""
-        layer = self._runner.model.layers[self._next]
+        layer = self._layers[self._next]
         begin = getattr(layer, "begin", None)
         if begin is None:
             self._one_by_one(layer)
@@ -61,7 +62,7 @@ class LayerMajorPass:
         """The next layer's, if the strategy would act on it."""
         if self.layers_left == 1 or not getattr(self._runner.moe, "foresees", False):
             return None
-        return getattr(self._runner.model.layers[self._next + 1], "foresee", None)
+        return getattr(self._layers[self._next + 1], "foresee", None)
 
     def _overlapped(self, begin: Callable[..., Callable[[], Tensor]], foresee: Foresight | None) -> None:
         rest, foreseen = [], []

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from freetoken.run.layer_major import LayerMajorPass
 from freetoken.run.runner import ModelRunner
 from freetoken.run.sampler import Sampler
 from freetoken.run.step_plan import SamplingRow
@@ -62,6 +63,20 @@ class ScratchForward:
             if moe is not None:
                 moe.end_step()
         self._sample(torch.nan_to_num(logits), point)
+
+    @torch.inference_mode()
+    def run_window(self, chunk_tokens: int, chunks: int) -> None:
+        """Chunks of one prompt through the layers together, as under ``LayerMajorPass``; nothing is sampled."""
+        batches = [
+            self.batch(StepPoint(chunk_tokens, 1, chunk_tokens, (n + 1) * chunk_tokens, 1, decode=False))
+            for n in range(chunks)
+        ]
+        moe, model = self._runner.moe, self._runner.model
+        with nullcontext() if moe is None else moe.rehearse():
+            window = LayerMajorPass(self._runner, batches, [model.layers[index] for index in self._layers])
+            while not window.advance():
+                pass
+            window.logits()
 
     def _sample(self, logits: Tensor, point: StepPoint) -> None:
         """Draw every row by the point's route; on the full one every other row is a plain one, as in mixed traffic."""

@@ -156,7 +156,10 @@ class OffloadExperts:
 
     @property
     def foresees(self) -> bool:
-        """Whether a hint would be acted on. Asked once for each layer of a window."""
+        """Whether a hint would be acted on. Asked once for each layer of a window; in a rehearsal as if it were, so
+        that what foreseeing launches is launched there too."""
+        if any(cache.rehearsing for cache in self._caches):
+            return self._looks_ahead
         return self._looks_ahead and any(cache.room_ahead for cache in self._caches) and self._trust.ask()
 
     def hint(self, layer: int, experts: Tensor) -> None:
