@@ -80,6 +80,7 @@ class Wrapper:
         self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
         num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, *, causal: bool, sm_scale: float,
         q_data_type: torch.dtype, kv_data_type: torch.dtype, max_token_per_sequence: int,
+        seq_lens: Tensor,
     ) -> None:  # fmt: skip
         given = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         assert all(t.dtype == torch.int32 for t in given)
@@ -87,6 +88,8 @@ class Wrapper:
         assert q_data_type == kv_data_type
         queries = (qo_indptr[1:] - qo_indptr[:-1]).tolist()
         pages = (paged_kv_indptr[1:] - paged_kv_indptr[:-1]).tolist()
+        lengths = (torch.tensor(pages) - 1) * page_size + paged_kv_last_page_len
+        assert torch.equal(seq_lens, lengths.int())
         assert max(queries) == max_token_per_sequence
         assert len(paged_kv_indices) == sum(pages)
         floats, ints = needed_bytes(
@@ -105,8 +108,9 @@ class Wrapper:
         self.page, self.scale, self.rows = page_size, sm_scale, sum(queries)
         self.plans += 1
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor, enable_pdl: bool) -> Tensor:
         starts, page_starts, ids, last = (buffer for buffer in self.buffers if buffer is not None)
+        self.dependent = enable_pdl
         assert q.shape[0] == self.rows == out.shape[0]
         k_pool, v_pool = paged_kv_cache
         assert k_pool.shape[1] == self.page

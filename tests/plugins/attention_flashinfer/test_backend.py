@@ -10,6 +10,7 @@ import torch
 from freetoken.config.choices import pick
 from freetoken.plugin.protocols import AttentionLimits, AttentionSetup
 from freetoken.testing.fakes import make_batch
+from freetoken.testing.launches import DEVICES
 from freetoken.vocab.cache_spec import PagedKV
 from freetoken.vocab.errors import EngineError
 from freetoken.vocab.hardware import Device
@@ -143,6 +144,21 @@ def test_hopper_kernels_where_the_table_has_the_card(library, monkeypatch) -> No
     assert kinds == ["fa2", "fa3", "fa2"]
 
 
+@pytest.mark.parametrize(
+    ("card", "variable", "dependent"), [("h200", "1", True), ("h200", "0", False), ("a100", "1", False)]
+)
+def test_one_switch_for_dependent_launches(monkeypatch, card: str, variable: str, dependent: bool) -> None:
+    """Oracle: what the wrapper is told, against the core's one place that decides it for every kernel."""
+    monkeypatch.setenv("FREETOKEN_DEPENDENT_LAUNCH", variable)
+    monkeypatch.setattr(Device, "torch_name", "cpu")
+    backend = SPEC.create(make_setup(device=DEVICES[card]))
+    monkeypatch.setattr(backend_module, "make_fence", lambda _: HandFence())
+    plan = backend.plan(make_batch((1,), (5,)))
+    q, pool = torch.zeros(1, 4, 64, dtype=torch.float16), torch.zeros(9, 16, 2, 64, dtype=torch.float16)
+    backend.forward(q, pool, pool, 0, plan)
+    assert plan.wrapper.dependent is dependent
+
+
 def test_imports() -> None:
     """Oracle: the module table of a fresh interpreter."""
     banned = ("torch", "flashinfer")
@@ -177,7 +193,6 @@ def test_the_rank_is_told_by_explain() -> None:
     """Oracle: the choice that ``freetoken explain`` prints, with both backends fitting; and Triton's own spec."""
     from freetoken.config.choices import Surroundings
     from freetoken.plugin.catalog import Catalog, Catalogs, Offer
-    from freetoken.testing.launches import DEVICES
     from freetoken.vocab.availability import Availability
     from freetoken.vocab.hardware import Hardware
     from freetoken.vocab.kinds import ATTENTION_BACKEND

@@ -54,7 +54,8 @@ def test_offsets_and_last_pages(lens: list[tuple[int, int]], page: int) -> None:
     assert index.page_starts.tolist() == starts
     assert index.last_page_tokens.tolist() == last
     assert index.query_starts.tolist() == [sum(query_lens[:b]) for b in range(len(lens) + 1)]
-    arrays = (index.query_starts, index.page_starts, index.last_page_tokens, index.table_entries)
+    assert index.context_lens.tolist() == [q + p for q, p in lens]
+    arrays = (index.context_lens, index.query_starts, index.page_starts, index.last_page_tokens, index.table_entries)
     assert {str(array.dtype) for array in arrays} == {"int32"}
 
 

@@ -178,7 +178,7 @@ def test_a_wrapper_that_takes_other_arguments(library) -> None:
             """Takes no ``out``."""
 
     library.BatchPrefillWithPagedKVCacheWrapper = Other
-    assert "its run takes no out" in deep_probe(H200).reason
+    assert "its run takes no enable_pdl, out" in deep_probe(H200).reason
 
 
 def test_the_version_is_read_from_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,14 @@ def test_any_step_fits(needed, lens, heads, dim, page) -> None:
     assert ints <= sizes.int_bytes(sum(query_lens), len(query_lens))
 
 
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=40), HEADS, DIMS)
+def test_any_step_fits_with_hopper_kernels(query_lens, heads, dim) -> None:
+    """Oracle: its planner has an entry in each of seven arrays for every tile of every head, and one for each block."""
+    tiles = sum(-(-length // (192 if dim == 64 else 128)) for length in query_lens)
+    needed = 7 * (-(-4 * heads[0] * tiles // 16) * 16) + -(-4 * 133 // 16) * 16
+    assert needed <= Sizes(*heads, dim, 132).int_bytes(sum(query_lens), len(query_lens))
+
+
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=200), HEADS, DIMS)
 def test_any_replay_fits(needed, prefixes, heads, dim) -> None:
     sizes = Sizes(*heads, dim, 132)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from freetoken.vocab.warmup import Capture, CompileKeys, Forward, LoadKeys, Touch, WarmupStep
 from freetoken.warmup.cover import cost_tokens
+from freetoken.warmup.keys import is_native
 
 COMPILE_KEY_S = 1.0  # one core; between 0.2 s for a row kernel and 3 s for a large product's
+BUILD_MODULE_S = 300.0  # one core; a library's attention kernels, ten sources of templates, by nvcc
 LOAD_KEY_S = 0.004  # reading the cache, the launcher and the module, with memory to spare
 SWEEP_ROW_S = 0.0002
 FORWARD_TOKEN_S = 2e-6
@@ -18,7 +20,11 @@ def expected_seconds(step: WarmupStep) -> float:
     """The time a step takes; compiling runs beside the weights, so the start waits for less."""
     match step:
         case CompileKeys(keys=keys, workers=workers):
-            return len(keys) * COMPILE_KEY_S / max(1, min(workers, len(keys)))
+            built = sum(map(is_native, keys))
+            compiled = len(keys) - built
+            return max(
+                compiled * COMPILE_KEY_S / max(1, min(workers, compiled)), built * BUILD_MODULE_S / max(1, workers)
+            )
         case LoadKeys(keys=keys):
             return len(keys) * LOAD_KEY_S
         case Touch(tokens=tokens):

@@ -8,6 +8,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from freetoken.ops.dependent_launch import dependent_launches
 from freetoken.plugin.protocols import AttentionLimits, AttentionSetup, BatchPlan
 from freetoken.vocab.batch import Batch
 from freetoken.vocab.errors import EngineError
@@ -82,6 +83,7 @@ class FlashInferAttention:
         self._dtype: torch.dtype = getattr(torch, setup.dtype)
         self._sizes = Sizes.of(setup)
         self._kernels = kernels_for(setup.device.arch)
+        self._dependent = dependent_launches(setup.device)
         # A step's parts are written and joined within one forward, and forwards run one after another on one stream.
         self._floats = self._bytes(shared_float_bytes(self._sizes, setup.limits))
         # Every pooled plan has room for any step within the limits: a chunk of a prompt beside every running request.
@@ -116,7 +118,7 @@ class FlashInferAttention:
                 "FlashInfer attention", f"a pool of strides {k_pool.stride()}", "keep a layer's pool whole"
             )
         out = torch.empty(step.tokens, self._sizes.q_heads, self._sizes.head_dim, dtype=q.dtype, device=q.device)
-        library.run(step.wrapper, q, k_pool, v_pool, out)
+        library.run(step.wrapper, q, k_pool, v_pool, out, self._dependent)
         return out
 
     def reserve_graph(self, limits: AttentionLimits) -> None:

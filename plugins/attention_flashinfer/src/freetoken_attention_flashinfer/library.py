@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,22 +81,25 @@ def plan(
     scale: float, dtype: torch.dtype, max_query: int,
 ) -> None:  # fmt: skip
     """Plan a step: ``index`` stays on the host, ``page_ids [pages] i32`` are on the device. Nothing waits for it."""
-    batch = len(index.last_page_tokens)
-    packed = pinned(page_ids.device, 3 * batch + 2)
-    host = packed.numpy()
-    host[: batch + 1] = index.query_starts
-    host[batch + 1 : 2 * batch + 2] = index.page_starts
-    host[2 * batch + 2 :] = index.last_page_tokens
+    arrays = (index.query_starts, index.page_starts, index.last_page_tokens, index.context_lens)
+    packed = pinned(page_ids.device, sum(map(len, arrays)))
+    np.concatenate(arrays, out=packed.numpy())
+    parts = packed.split([len(array) for array in arrays])  # type: ignore[no-untyped-call]
+    query_starts, page_starts, last_page_tokens, context_lens = parts
     wrapper.plan(
-        packed[: batch + 1], packed[batch + 1 : 2 * batch + 2], page_ids, packed[2 * batch + 2 :],
-        q_heads, kv_heads, head_dim, page_tokens, causal=True, sm_scale=scale, q_data_type=dtype, kv_data_type=dtype,
-        max_token_per_sequence=max_query,
+        query_starts, page_starts, page_ids, last_page_tokens, q_heads, kv_heads, head_dim, page_tokens, causal=True,
+        sm_scale=scale, q_data_type=dtype, kv_data_type=dtype, max_token_per_sequence=max_query, seq_lens=context_lens,
     )  # fmt: skip
 
 
-def run(wrapper: Any, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor) -> None:
-    """``q [T, Hq, D]`` over the pools of one layer into ``out [T, Hq, D]``, by the wrapper's newest plan."""
-    wrapper.run(q, (k_pool, v_pool), out=out)
+def run(wrapper: Any, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, dependent: bool) -> None:
+    """``q [T, Hq, D]`` over the pools of one layer into ``out [T, Hq, D]``, by the wrapper's newest plan.
+
+    ``dependent`` lets kernels start before their predecessor has ended. The library's keep the rules of
+    ``freetoken.ops.dependent_launch``, but for their plan's arrays, which they read before they wait: those are on the
+    device before a step's first kernel, and a predecessor has waited for all that is older than itself.
+    """
+    wrapper.run(q, (k_pool, v_pool), out=out, enable_pdl=dependent)
 
 
 def pinned(device: torch.device, count: int) -> Tensor:

@@ -15,13 +15,14 @@ class PageIndex:
     """One step's pages, sequence after sequence, without the padding of a page table.
 
     ``query_starts [B + 1]`` and ``page_starts [B + 1]`` are offsets, ``last_page_tokens [B]`` says how much of each
-    sequence's last page is used (1 to P), ``table_entries [pages]`` which entries of the flattened page table
-    ``[B · width]`` hold the page ids. All int32.
+    sequence's last page is used (1 to P), ``context_lens [B]`` how long it is, ``table_entries [pages]`` which entries
+    of the flattened page table ``[B · width]`` hold the page ids. All int32.
     """
 
     query_starts: np.ndarray
     page_starts: np.ndarray
     last_page_tokens: np.ndarray
+    context_lens: np.ndarray
     table_entries: np.ndarray
 
     @property
@@ -47,7 +48,7 @@ def page_index(query_lens: Sequence[int], prefix_lens: Sequence[int], page_token
     shifts = np.arange(len(pages), dtype=np.int32) * np.int32(table_width) - page_starts[:-1]
     entries = np.arange(int(page_starts[-1]), dtype=np.int32) + np.repeat(shifts, pages)
     last = contexts - (pages - 1) * page_tokens
-    return PageIndex(_starts(queries), page_starts, last.astype(np.int32), entries)
+    return PageIndex(_starts(queries), page_starts, last.astype(np.int32), contexts.astype(np.int32), entries)
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

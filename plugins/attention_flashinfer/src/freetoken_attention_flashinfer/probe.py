@@ -28,8 +28,8 @@ MODULE_PATTERN = "batch_prefill_with_kv_cache_*/*.so"
 DEFAULT_CUDA = Path("/usr/local/cuda")
 
 PASSED = {
-    "plan": {"causal", "sm_scale", "q_data_type", "kv_data_type", "max_token_per_sequence"},
-    "run": {"out"},
+    "plan": {"causal", "sm_scale", "q_data_type", "kv_data_type", "max_token_per_sequence", "seq_lens"},
+    "run": {"out", "enable_pdl"},
 }
 """What is passed to the wrapper's methods by name."""
 

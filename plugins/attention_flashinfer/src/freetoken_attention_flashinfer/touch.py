@@ -44,7 +44,7 @@ def touch(kernel: str, dtype: str, head_dim: int, device: str) -> None:
             head_dim=head_dim, page_tokens=PAGE_TOKENS, scale=1.0, dtype=kind, max_query=query,
         )  # fmt: skip
         q = torch.zeros(query, 1, head_dim, dtype=kind, device=target)
-        library.run(wrapper, q, pool, pool, torch.empty_like(q))
+        library.run(wrapper, q, pool, pool, torch.empty_like(q), dependent=False)
     if target.type == "cuda":
         torch.cuda.synchronize(target)
 
