@@ -1,9 +1,10 @@
 """Checks and times the Triton attention backend on a GPU: a table on standard output, and JSON with ``--json PATH``.
 
-    PYTHONPATH=core/src:plugins/attention_triton/src python3 benchmarks/gpu_attention.py [--sweep] [--json PATH]
+    PYTHONPATH=core/src:plugins/attention_triton/src python3 benchmarks/gpu_attention.py [--sweep | --variants] [--json PATH]
 
 First the results against a float32 reference on odd sizes and on pools beyond 2³¹ elements, then prefill and decode
-against their roofs. ``--sweep`` times further tiles beside the table's. One failing case does not stop the others.
+against their roofs. ``--sweep`` times further tiles beside the table's; ``--variants`` times nothing but the few tiles
+worth a choice for prefill, and decode at short contexts with parts of at least 1, 2 and 4 blocks. One failing case does not stop the others.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from freetoken.vocab.cache_spec import PagedKV
 from freetoken.vocab.hardware import Device
 from freetoken.vocab.model_spec import AttentionGroup
 from freetoken.warmup.compile_worker import compile_requests
+from freetoken_attention_triton import launches as launches_module
 from freetoken_attention_triton import tiles as tiles_module
 from freetoken_attention_triton.backend import TritonAttention
 from freetoken_attention_triton.launches import splits, step_launches
@@ -55,6 +57,15 @@ DECODE = tuple((sequences, context) for context in (1024, 16_384, 131_072) for s
 PREFILL_TILES = ((128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3))
 DECODE_TILES = ((16, 64, 4, 3), (16, 64, 4, 5), (16, 32, 4, 5), (16, 128, 4, 4), (16, 128, 8, 5), (16, 64, 2, 5))
 DECODE_PROGRAMS = (2, 3, 4, 6)
+VARIANT_TILES = {
+    128: ((128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (256, 32, 16, 3), (256, 64, 16, 3), (128, 64, 8, 3)),
+    256: ((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2)),
+}
+"""By head size, the table's first. Compiled for compute capability 9.0 they spill at most 72 bytes a thread. Two programs
+of (64, 64, 4, ·) fit on a multiprocessor, so that one's softmax may hide behind the other's products; 256 rows halve the
+loads of keys and values a product. Asking Triton 3.6 for warp specialisation changes nothing with 8 warps and does not
+compile with 4: the keys' rows are gathered page by page, which its loads through descriptors cannot do."""
+VARIANT_BLOCKS = (1, 2, 4)
 
 
 @frozen
@@ -240,6 +251,28 @@ def decode(model: Model, device: Device, tile: Tile | None, sequences: int, cont
     }  # fmt: skip
 
 
+def variants(results: list[dict[str, Any]], device: Device) -> None:
+    """The tiles of ``VARIANT_TILES``, and the smallest part of a split context."""
+    for model in MODELS:
+        for tile in (Tile(*t) for t in VARIANT_TILES[model.dim]):
+            for query, prefix in ((PROMPT, 0), (8192, 0), (2048, 10_652)):
+                attempt(
+                    results, f"{model.name} prefill {tile}",
+                    lambda model=model, tile=tile, q=query, p=prefix: prefill(model, device, tile, q, p),
+                )  # fmt: skip
+        used = launches_module.MIN_DECODE_BLOCKS
+        for blocks in VARIANT_BLOCKS:
+            launches_module.MIN_DECODE_BLOCKS = blocks
+            for sequences, context in ((1, 100), (1, 500), (1, 1024), (1, 4096), (1, 16_384), (16, 500)):
+                attempt(
+                    results, f"{model.name} decode, at least {blocks} blocks",
+                    lambda model=model, s=sequences, c=context, b=blocks: {
+                        "blocks": b, **decode(model, device, None, s, c)
+                    },
+                )  # fmt: skip
+        launches_module.MIN_DECODE_BLOCKS = used
+
+
 def launch_overhead(device: Device) -> dict[str, Any]:
     """Host time of one eager decode forward (two launches), many in a row, and of Triton's own launch path."""
     model = MODELS[0]
@@ -314,6 +347,7 @@ def attempt(results: list[dict[str, Any]], what: str, call: Callable[[], dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="time further tiles")
+    parser.add_argument("--variants", action="store_true", help="time nothing but the tiles worth a choice")
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -323,6 +357,9 @@ def main() -> int:
     started = time.perf_counter()
     results: list[dict[str, Any]] = []
     table_programs = tiles_module.DECODE_PROGRAMS
+    if options.variants:
+        variants(results, device)
+        return finish(options.json, device, results, started)
     attempt(results, "compile", lambda: {"case": "compile", "result": precompile(device, options.sweep)})
     if not options.skip_checks:
         for case in CHECKS:
@@ -362,12 +399,17 @@ def main() -> int:
                     results, f"{model.name} decode {tile}",
                     lambda model=model, tile=tile, s=sequences, c=context: decode(model, device, tile, s, c),
                 )  # fmt: skip
+    return finish(options.json, device, results, started)
+
+
+def finish(path: str, device: Device, results: list[dict[str, Any]], started: float) -> int:
+    """Write the report; 1 where anything failed."""
     report = {
         "device": asdict(device), "torch": torch.__version__, "roof_flops": ROOF_FLOPS, "roof_bytes": ROOF_BYTES,
         "seconds": round(time.perf_counter() - started, 1), "results": results,
     }  # fmt: skip
-    if options.json:
-        with open(options.json, "w") as file:
+    if path:
+        with open(path, "w") as file:
             json.dump(report, file, indent=1)
     failures = sum("failed" in result for result in results)
     print(f"{len(results)} results, {failures} failures, {report['seconds']} s")

@@ -5,7 +5,7 @@
 Both models with 8 layers and made-up weights, which are the same in every process. Parts, in this order:
 
 - ``on``, ``off``: an engine with dependent launches and one without. Each answers the same prompts greedily, by 256
-  tokens, one by one and all together, several times over, replayed and eagerly; replays one step a few hundred times and
+  tokens, one by one and all together, several times over, replayed and eagerly; replays one step 300 times and
   compares the logits bit for bit; compares replayed with eager steps of every captured size; and says tokens a second,
   kernels a layer, microseconds each, and the gaps. The parent compares the tokens of both engines.
 - ``variants``: the other tables of the pair kernels and of one row's products, each in a captured graph, with dependent
