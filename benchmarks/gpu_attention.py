@@ -1,10 +1,11 @@
 """Checks and times the Triton attention backend on a GPU: a table on standard output, and JSON with ``--json PATH``.
 
-    PYTHONPATH=core/src:plugins/attention_triton/src python3 benchmarks/gpu_attention.py [--sweep | --variants] [--json PATH]
+    python3 benchmarks/gpu_attention.py [--sweep | --variants] [--json PATH]
 
 First the results against a float32 reference on odd sizes and on pools beyond 2³¹ elements, then prefill and decode
 against their roofs. ``--sweep`` times further tiles beside the table's; ``--variants`` times nothing but the few tiles
-worth a choice for prefill, and decode at short contexts with parts of at least 1, 2 and 4 blocks. One failing case does not stop the others.
+worth a choice for prefill, and decode at short contexts with parts of at least 1, 2 and 4 blocks. One failing case does
+not stop the others.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ VARIANT_TILES = {
     128: ((128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (256, 32, 16, 3), (256, 64, 16, 3), (128, 64, 8, 3)),
     256: ((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2)),
 }
-"""By head size, the table's first. Compiled for compute capability 9.0 they spill at most 72 bytes a thread. Two programs
-of (64, 64, 4, ·) fit on a multiprocessor, so that one's softmax may hide behind the other's products; 256 rows halve the
-loads of keys and values a product. Asking Triton 3.6 for warp specialisation changes nothing with 8 warps and does not
-compile with 4: the keys' rows are gathered page by page, which its loads through descriptors cannot do."""
+"""By head size, the table's first. Compiled for compute capability 9.0 they spill at most 72 bytes a thread.
+
+Two programs of (64, 64, 4, ·) fit on a multiprocessor, so that one's softmax may hide behind the other's products; 256
+rows halve the loads of keys and values a product. Asking Triton 3.6 for warp specialisation changes nothing with 8 warps
+and does not compile with 4: keys are gathered page by page, which its loads through descriptors cannot do. Beginning the
+next block's scores before this block's softmax brings nothing either: Triton waits for them where they begin."""
 VARIANT_BLOCKS = (1, 2, 4)
 
 
