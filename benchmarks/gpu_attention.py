@@ -65,9 +65,9 @@ VARIANT_TILES = {
 """By head size, the table's first. Compiled for compute capability 9.0 they spill at most 72 bytes a thread.
 
 Two programs of (64, 64, 4, ·) fit on a multiprocessor, so that one's softmax may hide behind the other's products; 256
-rows halve the loads of keys and values a product. Asking Triton 3.6 for warp specialisation changes nothing with 8 warps
-and does not compile with 4: keys are gathered page by page, which its loads through descriptors cannot do. Beginning the
-next block's scores before this block's softmax brings nothing either: Triton waits for them where they begin."""
+rows halve the loads of keys and values a product. Asking Triton 3.6 for warp specialisation changes nothing with 8
+warps and does not compile with 4: keys are gathered page by page, which its loads through descriptors cannot do.
+Beginning the next block's scores before this block's softmax brings nothing: Triton waits where they begin."""
 VARIANT_BLOCKS = (1, 2, 4)
 
 

@@ -210,6 +210,15 @@ class TestDeltaGates(Traced):
         call(_rows(point.tokens, 64), torch.empty(32), torch.empty(32))
 
 
+class TestDeltaNet(Traced):
+    op = "delta_net"
+    sizes = ({"q_heads": 2, "kv_heads": 4, "head_dim": 64, "v_dim": 64},)
+
+    def run(self, call, point, shape):
+        floats, state = torch.empty(4), torch.empty(3, 4, 64, 64)
+        call(_rows(point.tokens, 512, wide=64), _rows(point.tokens, 8), floats, floats, 1e-6, state, *_ragged(point))
+
+
 class TestSample(Traced):
     op = "sample"
     sizes = ({"rows": 1000},)

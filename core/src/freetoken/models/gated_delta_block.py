@@ -87,8 +87,6 @@ class GatedDelta:
             OpShape("linear", dtype, rows=self.channels + self.v_rows, cols=self.hidden),
             OpShape("linear", dtype, rows=2 * self.v_heads, cols=self.hidden),
             self.conv_shape(dtype),
-            self.l2norm_shape(dtype),
-            self.gates_shape(dtype),
             self.delta_shape(dtype),
             self.norm_shape(dtype),
             OpShape("linear", dtype, rows=self.hidden, cols=self.v_rows),
@@ -97,17 +95,10 @@ class GatedDelta:
     def conv_shape(self, dtype: str) -> OpShape:
         return OpShape("causal_conv", dtype, rows=self.channels, width=self.conv_width)
 
-    def l2norm_shape(self, dtype: str) -> OpShape:
-        """Queries and keys lie side by side and are normed in one call."""
-        return OpShape("l2norm", dtype, cols=self.k_dim, q_heads=2 * self.k_heads, head_dim=self.k_dim)
-
-    def gates_shape(self, dtype: str) -> OpShape:
-        return OpShape("delta_gates", dtype, kv_heads=self.v_heads)
-
     def delta_shape(self, dtype: str) -> OpShape:
         """``q_heads`` counts query and key heads, ``kv_heads`` value heads."""
         return OpShape(
-            "gated_delta", dtype, q_heads=self.k_heads, kv_heads=self.v_heads, head_dim=self.k_dim, v_dim=self.v_dim
+            "delta_net", dtype, q_heads=self.k_heads, kv_heads=self.v_heads, head_dim=self.k_dim, v_dim=self.v_dim
         )
 
     def norm_shape(self, dtype: str) -> OpShape:
@@ -150,8 +141,7 @@ class GatedDeltaBlock:
         self.rate: Tensor = -weights[prefix + "a_log"].exp()
         self.dt_bias: Tensor = weights[prefix + "dt_bias"]
         self.norm_weight: Tensor = weights[prefix + "norm"]
-        self.conv, self.l2norm = ops.bind(sizes.conv_shape(dtype)), ops.bind(sizes.l2norm_shape(dtype))
-        self.gates = ops.bind(sizes.gates_shape(dtype))
+        self.conv = ops.bind(sizes.conv_shape(dtype))
         self.delta, self.norm = ops.bind(sizes.delta_shape(dtype)), ops.bind(sizes.norm_shape(dtype))
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -161,11 +151,7 @@ class GatedDeltaBlock:
         where = (batch.query_starts, batch.state_slots, self.prefixes.of(batch))
         mixed, z = split_columns(self.qkvz(x), s.channels, s.v_rows)
         mixed = self.conv(mixed, self.conv_weight, conv_state, *where)
-        both, v = split_columns(mixed, 2 * s.k_rows, s.v_rows)
-        both = self.l2norm(both.view(-1, 2 * s.k_heads, s.k_dim), L2_EPS)  # queries and keys in one call
-        q, k = both[:, : s.k_heads], both[:, s.k_heads :]
-        beta, decay = self.gates(self.ba(x), self.rate, self.dt_bias)
-        out = self.delta(q, k, v.view(-1, s.v_heads, s.v_dim), decay, beta, delta_state, *where)
+        out = self.delta(mixed, self.ba(x), self.rate, self.dt_bias, L2_EPS, delta_state, *where)
         out = self.norm(out, z.view(-1, s.v_heads, s.v_dim), self.norm_weight, s.eps)
         y: Tensor = self.out(out.reshape(-1, s.v_rows))
         return y

@@ -7,6 +7,7 @@ from typing import Any
 
 from freetoken.ops.activation import silu_and_mul
 from freetoken.ops.causal_conv import causal_conv
+from freetoken.ops.delta_net import delta_net
 from freetoken.ops.embedding import embedding
 from freetoken.ops.experts import experts
 from freetoken.ops.gated_delta import gated_delta
@@ -24,6 +25,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     for op in (
         embedding, linear, rms_norm, add_rms_norm, gated_rms_norm, l2norm, rope, silu_and_mul, write_kv, rope_write,
         router_topk,
-        experts, causal_conv, gated_delta, residual_add, sigmoid_gate, delta_gates, sample,
+        experts, causal_conv, gated_delta, residual_add, sigmoid_gate, delta_gates,
+        delta_net, sample,
     )
 }  # fmt: skip

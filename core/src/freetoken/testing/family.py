@@ -193,8 +193,8 @@ class FamilyConformance:
     def test_half_precision_runs(self, runner: MiniRunner, path: Path, prompt: list[int]) -> None:
         """Oracle: the same model in float32, within what bfloat16's 8 bits allow in the middle row.
 
-        Not in every row: where two experts are nearly tied, rounding picks the other. Over six prompts the median of the
-        tiny mixtures of experts was 0.03 to 0.12.
+        Not in every row: where two experts are nearly tied, rounding picks the other. Over six prompts the median of
+        the tiny mixtures of experts was 0.03 to 0.12.
         """
         rounded = MiniRunner.open(self.family, path, dtype="bfloat16").logits(prompt, 16)
         exact = runner.logits(prompt)

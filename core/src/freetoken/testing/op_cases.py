@@ -216,6 +216,16 @@ def _delta_gates(shape: OpShape, tokens: int, device: str) -> Inputs:
     return Inputs((8 * randn(tokens, 2 * shape.kv_heads), -exact(shape.kv_heads).abs(), exact(shape.kv_heads)))
 
 
+def _delta_net(shape: OpShape, tokens: int, device: str) -> Inputs:
+    """Queries, keys and values as columns of wider rows; gates as they come out of a product."""
+    randn, exact = _randn(shape, tokens, device), normal(tokens, device)
+    keys, values = shape.q_heads * shape.head_dim, shape.kv_heads * shape.v_dim
+    mixed = randn(tokens, 2 * keys + values + 64)[:, : 2 * keys + values]
+    ba, rate, bias = randn(tokens, 2 * shape.kv_heads), -exact(shape.kv_heads).abs(), exact(shape.kv_heads)
+    state = exact(STATE_SLOTS, shape.kv_heads, shape.head_dim, shape.v_dim)
+    return Inputs((mixed, ba, rate, bias, EPS, state, *_where(tokens, device)), reduction=shape.head_dim * tokens)
+
+
 def _sample(shape: OpShape, tokens: int, device: str) -> Inputs:
     """Rows with every mixture of temperature, top-k, top-p and min-p, greedy ones among them."""
     randn = normal(tokens, device)
@@ -280,5 +290,13 @@ OP_CASES: Mapping[str, OpCases] = {
     "residual_add": OpCases(_residual_add, ({"cols": 576}, {"cols": 64, "rows": 1}, {"cols": 2048, "rows": 1})),
     "sigmoid_gate": OpCases(_sigmoid_gate, ({"cols": 64, "q_heads": 3}, {"cols": 256, "q_heads": 4})),
     "delta_gates": OpCases(_delta_gates, ({"kv_heads": 4}, {"kv_heads": 32})),
+    "delta_net": OpCases(
+        _delta_net,
+        (
+            {"q_heads": 2, "kv_heads": 4, "head_dim": 32, "v_dim": 64},
+            {"q_heads": 2, "kv_heads": 4, "head_dim": 128, "v_dim": 128},
+        ),
+        tokens=(1, 3, 17, 150),
+    ),
     "sample": OpCases(_sample, ({"rows": 300}, {"rows": 1000})),
 }

@@ -64,6 +64,9 @@ _OPS = (
     OpSpec("sigmoid_gate", "(x [T, Hq, D], gate [T, Hq, D]) -> [T, Hq, D]", "x · sigmoid(gate), computed in float32"),
     OpSpec("delta_gates", "(ba [T, 2 Hv], rate [Hv] f32, dt_bias [Hv] f32) -> (beta [T, Hv] f32, decay [T, Hv] f32)",
            "beta = sigmoid(b); decay = rate · softplus(a + dt_bias), the logarithm of what is kept of a state"),
+    OpSpec("delta_net", "(mixed [T, 2 Hk Dk + Hv Dv], ba [T, 2 Hv], rate [Hv] f32, dt_bias [Hv] f32, eps, state, "
+           "query_starts, state_slots, prefix_lens) -> [T, Hv, Dv]",
+           "l2norm of queries and keys, delta_gates, then gated_delta", in_place=("state",)),
     OpSpec("sample", "(logits [R, V] f32, temperature [R] f32, top_k [R] i32, top_p [R] f32, min_p [R] f32, "
            "seeds [R] i64, steps [R] i64) -> [R] i64",
            "one token a row: arg max where temperature is 0, else scaled, cut to top-k, then top-p, then min-p, and "

@@ -63,8 +63,8 @@ PAIR_VARIANTS = {
     "ranks-wide": PairTiles(up_elements=16384, up_warps=8, ranks=8, down_outputs=4, down_warps=8),
     "one-by-one": PairTiles(up_elements=8192, up_warps=4, ranks=1, down_outputs=8, down_warps=4),
 }
-"""The arithmetic, for 8 experts of [2·768, 2048] and [2048, 768] at 2 bytes, and 132 multiprocessors, each of which must
-have 30 KB in flight to reach 4.3 TB/s at 0.9 µs of latency:
+"""The arithmetic, for 8 experts of [2·768, 2048] and [2048, 768] at 2 bytes, and 132 multiprocessors, each of which
+must have 30 KB in flight to reach 4.3 TB/s at 0.9 µs of latency:
 
 - ``ranks``: first product 384 × 8 = 3072 programs of 16 KB, 8 loads of 16 bytes in flight in each thread; at six
   programs a multiprocessor 3.9 rounds. Second: 1024 programs of 8 × 2 × 768 · 2 = 24 KB in three steps of 8 KB that do

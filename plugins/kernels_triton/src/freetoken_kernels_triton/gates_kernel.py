@@ -70,6 +70,14 @@ def sigmoid_gate_kernel(
     tl.store(out + row.to(tl.int64)[:, None] * N + col[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def softplus(a):
+    """log(1 + exp(a)); by a series where 1 + exp(−|a|) has few digits of the exponential left."""
+    small = tl.exp(-tl.abs(a))
+    series = small * (1.0 - small * (0.5 - small * (1.0 / 3.0)))
+    return tl.maximum(a, 0.0) + tl.where(small < 1e-2, series, tl.log(1.0 + small))
+
+
 @triton.jit(do_not_specialize=["rows", "ba_stride"])
 def delta_gates_kernel(
     ba,
@@ -94,10 +102,6 @@ def delta_gates_kernel(
     source = ba + row.to(tl.int64)[:, None] * ba_stride + head[None, :]
     b = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     a = tl.load(source + HEADS, mask=mask, other=0.0).to(tl.float32) + bias
-    small = tl.exp(-tl.abs(a))
-    # log(1 + small), by its series where 1 + small has few of small's digits left.
-    series = small * (1.0 - small * (0.5 - small * (1.0 / 3.0)))
-    soft = tl.maximum(a, 0.0) + tl.where(small < 1e-2, series, tl.log(1.0 + small))
     target = row.to(tl.int64)[:, None] * HEADS + head[None, :]
     tl.store(beta + target, 1.0 / (1.0 + tl.exp(-b)), mask=mask)
-    tl.store(decay + target, speed * soft, mask=mask)
+    tl.store(decay + target, speed * softplus(a), mask=mask)

@@ -14,6 +14,7 @@ from freetoken_kernels_triton import (
     add_rms_norm,
     causal_conv,
     delta_gates,
+    delta_net,
     experts,
     gated_delta,
     gated_rms_norm,
@@ -90,6 +91,7 @@ SPECS = (
         bank_layout=experts.bank_layout,
     ),
     _spec(causal_conv, "varlen causal convolution with state", accepts=causal_conv.accepts),
+    _spec(delta_net, "the gated delta net from convolution to output norm", accepts=delta_net.accepts),
     _spec(gated_delta, "gated delta rule: chunked prefill, recurrent decode", accepts=gated_delta.accepts),
     _spec(sample, "temperature, top-k, top-p, min-p and seed in one kernel", dtypes=frozenset({"float32"})),
     _spec(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freetoken.ops import causal_conv, gated_delta, norms
+from freetoken.ops import causal_conv, gated_delta, gates, norms
 
 LENGTHS = [[1], [1, 1, 1, 1, 1], [64], [3, 1, 40], [65, 2, 33]]
 
@@ -63,3 +63,29 @@ def test_gated_delta_stays_exact_where_all_keys_are_alike(kernel):
     call = kernel("gated_delta", "float32", q_heads=1, kv_heads=1, head_dim=k_dim, v_dim=v_dim)
     got = call(k, k, v, zero, one, torch.zeros(1, 1, k_dim, v_dim), starts, slots, prefix)
     torch.testing.assert_close(got, v * k_dim**-0.5, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1, 1, 1], [3, 1, 40]], ids=str)
+def test_delta_net_is_norm_and_gates_and_rule(kernel, dtype, lengths):
+    """Oracle: the three references one after another in float32; norms are rounded as they would be stored."""
+    k_heads, v_heads, k_dim, v_dim, tokens = 2, 4, 32, 24, sum(lengths)
+    kind = getattr(torch, dtype)
+    starts, slots, prefix = _where(lengths)
+    width = 2 * k_heads * k_dim + v_heads * v_dim
+    mixed, ba = torch.randn(tokens, 2 * width).to(kind)[:, :width], (3 * torch.randn(tokens, 2 * v_heads)).to(kind)
+    rate, bias = -torch.rand(v_heads), torch.randn(v_heads)
+    state = torch.randn(len(lengths) + 2, v_heads, k_dim, v_dim)
+    want_state = state.clone()
+    sizes = {"q_heads": k_heads, "kv_heads": v_heads, "head_dim": k_dim, "v_dim": v_dim}
+    got = kernel("delta_net", dtype, **sizes)(mixed, ba, rate, bias, 1e-6, state, starts, slots, prefix)
+    both, v = mixed.split((width - v_heads * v_dim, v_heads * v_dim), dim=1)
+    both = norms.l2norm(both.reshape(tokens, 2 * k_heads, k_dim), 1e-6).float()
+    beta, decay = gates.delta_gates(ba, rate, bias)
+    want = gated_delta.gated_delta(
+        both[:, :k_heads], both[:, k_heads:], v.reshape(tokens, v_heads, v_dim).float(), decay, beta, want_state,
+        starts, slots, prefix,
+    )  # fmt: skip
+    unit = 2e-5 if dtype == "float32" else 4e-3
+    torch.testing.assert_close(got.float(), want, rtol=unit, atol=unit)
+    torch.testing.assert_close(state, want_state, rtol=unit, atol=unit)
