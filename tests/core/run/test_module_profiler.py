@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from freetoken.run.module_profiler import (
     FUNCTION_LOADING,
     MODULE_LOADING,
+    STAY_ATTACHED,
     NoProfiler,
     TorchModuleProfiler,
     count_loadings,
@@ -67,6 +70,16 @@ def test_begin_and_end_take_turns() -> None:
     with pytest.raises(EngineError, match="under way"):
         ours.begin()
     assert ours.end() == count_loadings(())
+
+
+def test_torch_stays_attached_between_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's own workaround sets the same two variables, in the function that the comment names."""
+    for name in STAY_ATTACHED:
+        monkeypatch.delenv(name, raising=False)
+    module_profiler(Device("cuda")).make()  # type: ignore[attr-defined]
+    assert {name: os.environ[name] for name in STAY_ATTACHED} == STAY_ATTACHED
+    theirs = inspect.getsource(torch.profiler.profiler)
+    assert all(f'os.environ["{name}"] = "{value}"' in theirs for name, value in STAY_ATTACHED.items())
 
 
 def test_a_cpu_loads_no_modules() -> None:

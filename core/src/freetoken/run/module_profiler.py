@@ -6,6 +6,7 @@ first launch (NVIDIA, CUPTI documentation, ``CUpti_ActivityOverheadKind``). torc
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -88,7 +89,15 @@ def module_profiler(device: Device) -> ModuleProfiler:
     return TorchModuleProfiler(_cuda_profile)
 
 
+STAY_ATTACHED = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+"""torch's profiler otherwise leaves CUPTI at the end of each record; entering it again beside CUDA graphs crashes (it
+sets the same where it knows of graphs itself, in ``torch/profiler/profiler.py``)."""
+
+
 def _cuda_profile() -> Any:
     from torch.profiler import ProfilerActivity, profile
+
+    for name, value in STAY_ATTACHED.items():
+        os.environ.setdefault(name, value)
 
     return profile(activities=[ProfilerActivity.CUDA])
