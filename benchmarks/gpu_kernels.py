@@ -36,6 +36,7 @@ from freetoken.ops.reference import REFERENCE
 from freetoken.ops.triton_stub import Target, compile_request
 from freetoken.plugin.protocols import KernelSetup
 from freetoken.testing.fakes import make_device
+from freetoken.testing.op_cases import OP_CASES
 from freetoken.vocab.launch import TritonLaunch
 from freetoken.vocab.ops import OpShape
 from freetoken.warmup.compile_worker import compile_requests
@@ -278,6 +279,20 @@ def check_rows(report: Report, dtype: str) -> None:
         for renormalise in (True, False):
             args = ((order * (8.0 / count)).to(getattr(torch, dtype)), top_k, renormalise)
             check(report, shape, args, f"37×{count}, {top_k}, {renormalise}", 1e-2)
+    check_fused(report, dtype)
+
+
+FUSED = {"rope_write": (8, 9), "residual_add": (), "sigmoid_gate": (), "delta_gates": (), "delta_net": (5,)}
+"""Ops that several smaller ones make up, and which arguments they write."""
+
+
+def check_fused(report: Report, dtype: str) -> None:
+    """At the sizes that the conformance suite tries them at."""
+    for op, in_place in FUSED.items():
+        for shape in OP_CASES[op].shapes(op, dtype):
+            for tokens in (1, 3, 17, 150):
+                args = OP_CASES[op].make(shape, tokens, "cuda").args
+                check(report, shape, args, f"{tokens} tokens, {shape.head_dim or shape.cols}", 8, in_place=in_place)
 
 
 def check_linear(report: Report, dtype: str) -> None:

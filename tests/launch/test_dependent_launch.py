@@ -204,7 +204,7 @@ def test_the_machine_code_keeps_that_order(dependent: tuple[Compiled, ...]) -> N
 
 @pytest.mark.parametrize("card", ["a100", "rtx3090", "rtx4090"])
 def test_older_cards_launch_nothing_dependent(card: str) -> None:
-    """By hand: before compute capability 9.0 there is no such launch, and the kernels are compiled without the waits."""
+    """By hand: before compute capability 9.0 there is no such launch, and kernels are compiled without the waits."""
     for launch in declared(card):
         assert OPTION not in dict(launch.options)
         assert not dict(launch.constexprs).get(CONSTEXPR, False)
