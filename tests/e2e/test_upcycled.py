@@ -16,6 +16,7 @@ import pytest
 
 from freetoken.testing.upcycle import upcycle
 
+Answers = list[tuple[str, int, str]]
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 QUESTIONS = (
     "What is the capital of France?",
@@ -34,7 +35,7 @@ def sparse(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     shutil.rmtree(directory)  # 2.8 GB
 
 
-def answers(server: Any) -> list[tuple[str, int, str]]:
+def answers(server: Any) -> Answers:
     """Each question's answer, its length and why it ended; all asked at once."""
 
     def ask(question: str) -> tuple[str, int, str]:
@@ -48,9 +49,29 @@ def answers(server: Any) -> list[tuple[str, int, str]]:
         return list(pool.map(ask, QUESTIONS))
 
 
-def test_experts_that_are_copies_answer_as_the_dense_model(serve: Any, smollm2_path: Path, sparse: Path) -> None:
-    dense = answers(serve("--model", str(smollm2_path), *EXACT))
-    assert dense[0] == ("The capital of France is Paris.", 8, "stop")
+@pytest.fixture(scope="module")
+def dense(serve: Any, smollm2_path: Path) -> Answers:
+    """The answers of the dense model."""
+    server = serve("--model", str(smollm2_path), *EXACT)
+    found = answers(server)
+    server.process.terminate()
+    assert found[0] == ("The capital of France is Paris.", 8, "stop")
+    return found
+
+
+def test_experts_that_are_copies_answer_as_the_dense_model(serve: Any, dense: Answers, sparse: Path) -> None:
     server = serve("--model", str(sparse), *EXACT)
     assert answers(server) == dense
     assert answers(server) == dense, "and again, from the prefix cache"
+    server.process.terminate()  # 3 GB
+    server.process.wait(30)
+
+
+def test_so_do_copies_that_lie_elsewhere(serve: Any, dense: Answers, sparse: Path) -> None:
+    """Slots for half of the experts, so that they leave and come again; short chunks, so that prompts go through
+    the layers in windows."""
+    offload = ("--moe-strategy", "offload", "--moe-offload-slots", "120", "--max-prefill-tokens", "16")
+    server = serve("--model", str(sparse), *EXACT, *offload)
+    assert answers(server) == dense
+    counters = httpx.get(f"{server.url}/metrics").text
+    assert 'name="moe_misses"} 0.0' not in counters, "nothing was fetched"
