@@ -34,7 +34,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def open_llm(checkpoint: Path) -> Callable[..., AbstractContextManager[LLM]]:
+def open_llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[LLM]]:
     """``open_llm(strategy, **options)``: an engine over the checkpoint; chunks of 16 tokens, windows of 128."""
 
     def open_it(strategy: str, **options: Any) -> LLM:
@@ -42,6 +42,7 @@ def open_llm(checkpoint: Path) -> Callable[..., AbstractContextManager[LLM]]:
         return LLM(
             str(checkpoint), dtype="float32", device="cpu", threads=1, moe_strategy=strategy, max_seq_len=256,
             max_prefill_tokens=CHUNK, max_running_requests=4, warmup_policy="none", plugin_options=given,
+            cache_dir=str(tmp_path_factory.mktemp("cache")),  # no notes on which experts others used
         )  # fmt: skip
 
     return open_it

@@ -44,9 +44,11 @@ class RunningEngine:
 
     def close(self) -> None:
         self.core.late.watch.disarm()
-        if (close := getattr(self.built.moe, "close", None)) is not None:
-            close()
-        self.plugins.shutdown(self.plan)
+        try:
+            if (close := getattr(self.built.moe, "close", None)) is not None:
+                close()
+        finally:
+            self.plugins.shutdown(self.plan)
 
 
 _log = logging.getLogger("freetoken.engine")
