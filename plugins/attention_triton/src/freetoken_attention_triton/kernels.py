@@ -217,9 +217,10 @@ def decode(
     split = tl.program_id(2)
     _wait_for_predecessor(PDL)
     row = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - row != 1:
+    following = tl.load(query_starts + sequence + 1)
+    context = tl.load(context_lens + sequence)  # asked for before the branch, so that all three come at once
+    if following - row != 1:
         return
-    context = tl.load(context_lens + sequence)
     low, share = _share_of_decode(context, window, splits, BLOCK_N, MIN_BLOCKS, WINDOWED)
     high = context
     if SPLIT:
