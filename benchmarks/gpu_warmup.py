@@ -322,7 +322,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "freetoken-gpu-warmup")
-    parser.add_argument("--limit", type=float, default=585.0, help="seconds for all")
+    parser.add_argument("--limit", type=float, default=560.0, help="seconds for all")
     parser.add_argument("--part-limit", type=float, default=240.0, help="seconds for one part of one model")
     parser.add_argument("--probes", type=int)
     parser.add_argument("--pairs", type=int)

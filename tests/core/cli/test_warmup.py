@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freetoken.cli import warmup_verify
 from freetoken.cli.main import main
 from freetoken.cli.verify_progress import LogTail, ProbeProgress
 from freetoken.cli.warmup_prober import Prober
@@ -362,6 +364,42 @@ def test_a_signal_leaves_what_was_proven_and_the_manifest_alone(
     kept = ManifestStore(tmp_path).find("m", fingerprint).manifest
     assert kept is not None
     assert kept.certificate == {"passes": True}
+
+
+def test_a_signal_while_the_server_ends_takes_nothing_away(
+    served: tuple[Served, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is one that is there; its end is where the signal comes."""
+    _, url = served
+
+    @contextmanager
+    def ends_slowly(*_: object) -> Iterator[str]:
+        yield url
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(warmup_verify, "_server", ends_slowly)
+    code, out, _ = run(capsys, "verify", "a-model", "--cache-dir", str(tmp_path), "--probes", "4")
+    assert code == 1
+    assert "4 probes in" in out
+    assert "stopped" not in out
+
+
+def test_a_signal_before_the_server_is_ready_says_how_far_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def starts_slowly(_: object, __: object, progress: ProbeProgress, ___: object) -> Iterator[str]:
+        progress.say("server: weights 3 of 9")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        yield ""
+
+    monkeypatch.setattr(warmup_verify, "_server", starts_slowly)
+    code, out, err = run(capsys, "verify", "a-model", "--cache-dir", str(tmp_path))
+    assert code == 1
+    assert out.startswith("not certified: 0 of 200 probes: SIGTERM came; the last that was heard: server: weights 3 of")
+    assert "verify: server: weights 3 of 9" in err
 
 
 def test_the_time_that_is_given_ends_it(

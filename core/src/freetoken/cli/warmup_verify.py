@@ -40,6 +40,7 @@ def verify(context: CommandContext) -> int:
         raise UsageError(f"--probes {args.probes}", "at least one is needed")
     until = None if args.time_limit is None else time.monotonic() + args.time_limit
     progress = ProbeProgress(sys.stderr, args.probes)
+    certificate: Certificate | None = None
     try:
         with sigterm_stops():
             if asked is not None and asked.startswith(("http://", "https://")):
@@ -49,10 +50,11 @@ def verify(context: CommandContext) -> int:
                     certificate = _probe(url, options, args, progress, until)
                     progress.say("the probes are over; ending the server")
     except Stopped as stop:
-        print(
-            f"not certified: 0 of {args.probes} probes: {stop}; the last that was heard: {progress.last or 'nothing'}"
-        )
-        return 1
+        if certificate is None:
+            heard = progress.last or "nothing"
+            print(f"not certified: 0 of {args.probes} probes: {stop}; the last that was heard: {heard}")
+            return 1
+    assert certificate is not None  # any other end is an exception
     path = store(default_cache_dir(options.cache_dir), certificate)
     print(json.dumps(to_json(certificate), indent=1) if args.json else f"{certificate}\nstored in {path}", flush=True)
     if certificate.stopped:
