@@ -116,8 +116,7 @@ def build_engine(
     warmup = warming.finish(scratch, capture)
     if warmup.max_tokens is not None and warmup.max_tokens < sizing.max_prefill_tokens:
         sizing = sizing.shrunk("a warmup step ran out of memory", max_prefill_tokens=max(warmup.max_tokens, 1))
-    window = window_tokens(resolved, catalogs, moe)
-    take_step_memory(plan, sizing, scratch, window)
+    window = take_step_memory(plan, sizing, scratch, window_tokens(resolved, catalogs, moe))
     return BuiltEngine(engine, plan, sizing, cache, moe, warmup, window)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from freetoken.run.sampler import Sampler
 from freetoken.run.scratch import ScratchForward
 from freetoken.vocab.launch import StepPoint
 from freetoken.vocab.plan import Plan, Sizing
+
+_log = logging.getLogger("freetoken.engine")
 
 
 def measure_peak(
@@ -39,20 +42,30 @@ def measure_peak(
     return tracker.extra_bytes
 
 
-def take_step_memory(plan: Plan, sizing: Sizing, scratch: ScratchForward, window_tokens: int = 0) -> None:
+def take_step_memory(plan: Plan, sizing: Sizing, scratch: ScratchForward, window_tokens: int = 0) -> int:
     """Run the largest step once, and the largest window where prompts pass in windows, so that torch's allocator holds
     the memory that sizing left for them.
 
     Otherwise the first prompt of each new length would wait for the driver to hand it out (7 to 8 ms for 700 to 5400
-    tokens on an H200).
+    tokens on an H200). Returns the window that fits: ``window_tokens``, or fewer where memory runs out.
     """
     if plan.device.kind == "cpu":
-        return
-    scratch.run(_largest(plan, sizing.max_prefill_tokens))
-    chunks = min(window_tokens, plan.max_seq_tokens) // sizing.max_prefill_tokens
-    if chunks > 1:
-        scratch.run_window(sizing.max_prefill_tokens, chunks)
-        torch.cuda.synchronize()
+        return window_tokens
+    chunk = sizing.max_prefill_tokens
+    scratch.run(_largest(plan, chunk))
+    planned = chunks = min(window_tokens, plan.max_seq_tokens) // chunk
+    while chunks > 1:
+        try:
+            scratch.run_window(chunk, chunks)
+            break
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            chunks //= 2
+    if chunks == planned:
+        return window_tokens
+    fits = chunks * chunk if chunks > 1 else 0
+    _log.warning("a window of %d tokens of a prompt ran out of memory; the largest is now %d", planned * chunk, fits)
+    return fits
 
 
 def _largest(plan: Plan, tokens: int) -> StepPoint:

@@ -74,9 +74,12 @@ class ScratchForward:
         moe, model = self._runner.moe, self._runner.model
         with nullcontext() if moe is None else moe.rehearse():
             window = LayerMajorPass(self._runner, batches, [model.layers[index] for index in self._layers])
-            while not window.advance():
-                pass
-            window.logits()
+            try:
+                while not window.advance():
+                    pass
+                window.logits()
+            finally:
+                window.close()
 
     def _sample(self, logits: Tensor, point: StepPoint) -> None:
         """Draw every row by the point's route; on the full one every other row is a plain one, as in mixed traffic."""
