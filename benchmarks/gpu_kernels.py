@@ -694,10 +694,32 @@ TIMES = {
 SWEEPS = {"linear": sweep_linear, "experts": sweep_experts, "recurrent": sweep_delta}
 
 
+VARIANT_MATRICES = (
+    (5120, 2048), (2048, 4096), (128, 2048), (12288, 2048), (64, 2048), (1, 2048), (151936, 2048),
+)  # fmt: skip
+"""Outputs and inputs of one row's products."""
+
+
+def variant_launches() -> list[TritonLaunch]:
+    """Everything that ``time_variants`` launches, so that it is compiled by all cores beforehand."""
+    found: list[TritonLaunch] = []
+    matrices = [OpShape("linear", "bfloat16", rows=rows, cols=cols) for rows, cols in VARIANT_MATRICES]
+    for name in experts_tiles.PAIR_VARIANTS:
+        experts_tiles.PAIR_VARIANT = name
+        for model in MODELS:
+            shape = next(s for s in model_shapes(model) if s.op == "experts")
+            found += experts.step_launches(1, shape.experts, shape.cols, shape, DEVICE)
+    for name in linear.GEMV_VARIANTS:
+        linear.GEMV_VARIANT = name
+        found += [linear.launch(1, shape.cols, shape, DEVICE) for shape in matrices]
+    return found
+
+
 def time_variants(report: Report) -> None:
     """The named tables of the pair kernels and of one row's products. Every call reads other operands than the last."""
     used = experts_tiles.PAIR_VARIANT, linear.GEMV_VARIANT
     try:
+        precompile(variant_launches())
         for model in MODELS:
             shape = next(s for s in model_shapes(model) if s.op == "experts")
             banks = [bank(shape)[0] for _ in range(2)]
@@ -709,15 +731,7 @@ def time_variants(report: Report) -> None:
                     report.attempt(name, partial(sweep_one, report, shape, sets, banks, f"pair {model} {name}", roof))
             banks.clear()
             torch.cuda.empty_cache()
-        for rows, cols in (
-            (5120, 2048),
-            (2048, 4096),
-            (128, 2048),
-            (12288, 2048),
-            (64, 2048),
-            (1, 2048),
-            (151936, 2048),
-        ):
+        for rows, cols in VARIANT_MATRICES:
             weights = [randn(rows, cols) for _ in range(copies(rows * cols * 2))]
             x = randn(1, cols)
             for name in linear.GEMV_VARIANTS:
