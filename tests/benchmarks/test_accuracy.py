@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import freetoken
 
-FLOAT32 = ("linear=torch", "embedding=torch", "rms_norm=torch", "add_rms_norm=torch", "rope=torch")
+FLOAT32 = ("linear=torch", "embedding=torch", "rms_norm=torch", "add_rms_norm=torch", "rope_write=torch")
 
 
 def fixed(logits: Tensor) -> object:

@@ -284,7 +284,7 @@ def test_more_context_than_the_model_has(tiny: Path, run: Callable[..., Ended], 
 OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "kernel-form": (("--kernel", "rope"), ("--kernel rope", "OP=NAME")),
     "kernel-op": (("--kernel", "ropes=torch"), ("--kernel ropes=torch", "rope")),
-    "kernel-name": (("--kernel", "rope=fastest"), ("--kernel rope=fastest", "rope=torch")),
+    "kernel-name": (("--kernel", "rope_write=fastest"), ("--kernel rope_write=fastest", "rope_write=torch")),
     "cuda": (("--device", "cuda"), ("--device cuda",)),
     "backend": (("--attention-backend", "fastest"), ("--attention-backend fastest", "torch")),
     "flashinfer": (("--attention-backend", "flashinfer"), ("--attention-backend flashinfer", "cuda")),

@@ -121,7 +121,7 @@ def kernel_overrides(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         op, separator, name = word.partition("=")
         if not separator or not name:
-            raise OptionError(f"--kernel {word}", "it does not read OP=NAME", "write for example --kernel rope=torch")
+            raise OptionError(f"--kernel {word}", "it does not read OP=NAME", "write for example --kernel linear=torch")
         if op not in OPS:
             raise OptionError(f"--kernel {word}", f"no op is called {op!r}", f"ops are {', '.join(OPS)}")
         overrides[op] = name
