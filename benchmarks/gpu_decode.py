@@ -155,7 +155,7 @@ def run_engine(given: argparse.Namespace) -> None:
         "max_running_requests": 16, "max_prefill_tokens": 2048, "load_format": "dummy",
     }  # fmt: skip
     with open_session(directory, **options) as session:
-        emit("started", dependent=os.environ.get(VARIABLE, "1") != "0", layers=session.llm.plan.model.num_layers)
+        emit("started", dependent=os.environ.get(VARIABLE, "0") == "1", layers=session.llm.plan.model.num_layers)
         attempt("speed", lambda: speed(session, given.tokens))
         for count, context in ((1, 500), (1, 3000), (16, 500)):
             attempt("profile", lambda c=count, n=context: profile_decode(session, c, n, emit))  # type: ignore[misc]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ WEIGHTS = frozenset({"weight", "q_weight", "k_weight", "rate", "dt_bias"})
 """Parameters that hold weights of the loaded model: what may be read before the wait."""
 
 WAIT, START = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def switched_on() -> Iterator[None]:
+    """Dependent launches are off unless asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "1")
+        yield
 
 
 def declared(card: str) -> tuple[TritonLaunch, ...]:
@@ -210,10 +219,14 @@ def test_older_cards_launch_nothing_dependent(card: str) -> None:
         assert not dict(launch.constexprs).get(CONSTEXPR, False)
 
 
-def test_a_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", ["0", None])
+def test_a_variable_switches_it_on(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     assert dependent_launches(DEVICES["h200"])
     assert dependent_launches(DEVICES["rtx5090"])
-    monkeypatch.setenv(VARIABLE, "0")
+    if value is None:
+        monkeypatch.delenv(VARIABLE)
+    else:
+        monkeypatch.setenv(VARIABLE, value)
     assert not dependent_launches(DEVICES["h200"])
     assert not any(OPTION in dict(x.options) for x in declared("h200"))
 

@@ -29,12 +29,12 @@ OLDEST_ARCH = 90
 CONSTEXPR = "PDL"
 OPTION = "launch_pdl"
 VARIABLE = "FREETOKEN_DEPENDENT_LAUNCH"
-"""``0`` switches it off, for comparisons and should a driver misbehave; read when launches are made."""
+"""``1`` switches it on, ``0`` off; off until it was measured and compared on a GPU. Read when launches are made."""
 
 
 def dependent_launches(device: Device) -> bool:
     """Whether kernels on ``device`` are launched that way: the one place that decides it."""
-    return device.arch >= OLDEST_ARCH and os.environ.get(VARIABLE, "1") != "0"
+    return device.arch >= OLDEST_ARCH and os.environ.get(VARIABLE, "0") == "1"
 
 
 def dependent(launch: TritonLaunch, device: Device) -> TritonLaunch:
