@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.testing.fakes import make_device, normal
 from freetoken.testing.kernels import KernelConformance
 from freetoken.testing.tolerances import assert_close
-from freetoken.vocab.errors import CheckpointError
+from freetoken.vocab.errors import CheckpointError, PluginError
 from freetoken.vocab.hardware import Hardware
 from freetoken.vocab.ops import OpShape
 from freetoken.vocab.weight import StoredTensor
@@ -120,6 +121,23 @@ def test_a_row_is_the_same_bit_for_bit_in_any_batch_and_with_any_threads() -> No
         assert torch.equal(again.call(x, packed), whole)
     for low in range(0, 22, 7):
         assert_close(kernel.call(x[low : low + 7], packed), whole[low : low + 7], "float32", 320, f"rows from {low}")
+
+
+def test_a_long_chunk_of_a_wide_matrix_does_not_fill_the_stack() -> None:
+    """2048 rows of 1536 blocks' sums are 12.6 MB, more than the stack of a thread. Oracle: some rows alone."""
+    weight = blocks("q2_k", 16, 24_576)
+    x = normal(4)(2048, 24_576)
+    kernel, packed = load([weight])
+    whole = kernel.call(x, packed)
+    for row in (0, 1000, 2047):
+        alone = kernel.call(x[row : row + 1], packed)
+        assert_close(whole[row : row + 1] / alone.std(), alone / alone.std(), "float32", 24_576, f"row {row}")
+
+
+def test_a_broken_llvm_is_said_with_the_way_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "freetoken_kernels_llvm.machine", None)
+    with pytest.raises(PluginError, match="linear=cpu-packed"):
+        load([blocks("q4_0", 16, 32)])
 
 
 def test_no_rows() -> None:

@@ -31,9 +31,8 @@ def module(form: Form) -> str:
 
 
 _RUN = """
-define void @run(i8* %w, float* %x, float* %y, i64 %groups, i64 %blocks, i64 %rows, i64 %stride, i32 %threads) {
-  %count = mul i64 %rows, %blocks
-  %sums = alloca float, i64 %count, align 32
+define void @run(i8* %w, float* %x, float* %y, float* %sums, i64 %groups, i64 %blocks, i64 %rows, i64 %stride,
+                 i32 %threads) {
   call void @sums(float* %x, float* %sums, i64 %rows, i64 %blocks, i64 %stride)
   %job = alloca %Job
   %j0 = insertvalue %Job undef, i8* %w, 0

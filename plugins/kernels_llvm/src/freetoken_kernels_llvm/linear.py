@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
+from freetoken.vocab.errors import PluginError
 from freetoken.vocab.weight import StoredTensor
 from freetoken_kernels_llvm.forms import TILE_ROWS, form_of
-from freetoken_kernels_llvm.machine import product
 from freetoken_kernels_llvm.tiles import Tiles, pack_tiles
 
 
 def load(setup: KernelSetup) -> LoadedKernel:
-    """Compiles for the shape's formats."""
+    """Compiles for the shape's formats. Raises ``PluginError`` where LLVM or torch's threads cannot be loaded."""
     form = form_of(setup.shape.formats)
-    run, threads = product(form).run, setup.threads
+    try:
+        from freetoken_kernels_llvm.machine import product
+
+        run, threads = product(form).run, setup.threads
+    except (ImportError, OSError, AttributeError) as error:
+        raise PluginError("kernel llvm", f"it cannot be made: {error}", "use --kernel linear=cpu-packed") from error
 
     def call(x: Tensor, tiles: Tiles) -> Tensor:
         """``x [M, I]`` → ``[M, O]``, float32."""
@@ -25,8 +30,12 @@ def load(setup: KernelSetup) -> LoadedKernel:
             x = x.contiguous()
         count, groups, blocks = x.shape[0], tiles.data.shape[0], tiles.data.shape[1]
         out = torch.empty(count, groups * TILE_ROWS, dtype=torch.float32)
+        sums = torch.empty(count, blocks, dtype=torch.float32)  # not on the stack: 10 MB for long chunks of wide models
         if count:
-            run(tiles.data.data_ptr(), x.data_ptr(), out.data_ptr(), groups, blocks, count, x.stride(0), threads)
+            run(
+                tiles.data.data_ptr(), x.data_ptr(), out.data_ptr(), sums.data_ptr(),
+                groups, blocks, count, x.stride(0), threads,
+            )  # fmt: skip
         return out if tiles.rows == out.shape[1] else out[:, : tiles.rows].contiguous()
 
     def pack(tensors: Sequence[StoredTensor]) -> Tiles:

@@ -22,8 +22,8 @@ _lock = Lock()  # LLVM's global state is not for several threads
 
 @frozen(eq=False)
 class Product:
-    """``run(tiles, x, y, groups, blocks, rows, row stride of x, threads)``, all addresses and integers. It lets go of
-    Python's lock. ``engine`` owns the code."""
+    """``run(tiles, x, y, sums [rows, blocks], groups, blocks, rows, row stride of x, threads)``, all addresses and
+    integers; ``sums`` is scratch memory. It lets go of Python's lock. ``engine`` owns the code."""
 
     run: Callable[..., None]
     engine: Any
@@ -60,6 +60,6 @@ def _made(form: Form) -> Product:
     passes.getModulePassManager().run(parsed, passes)
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
-    integers, addresses = [ctypes.c_int64] * 4, [ctypes.c_void_p] * 3
+    integers, addresses = [ctypes.c_int64] * 4, [ctypes.c_void_p] * 4
     prototype = ctypes.CFUNCTYPE(None, *addresses, *integers, ctypes.c_int32)
     return Product(prototype(engine.get_function_address("run")), engine)
