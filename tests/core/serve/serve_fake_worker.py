@@ -42,6 +42,7 @@ class FakeStart:
     step_s: float = 0.0
     start: str = "ok"
     start_s: float = 0.0
+    vocab_size: int = VOCAB
     max_running: int = 64
     max_seq_tokens: int = 4096
     fail_word: str = "FAIL"
@@ -153,6 +154,6 @@ def fake_worker(conn: Connection, start: FakeStart) -> None:
         refusal = Refusal("serve this model", "it takes 99 GiB and there are 2", "take a smaller one")
         conn.send(StartFailed(refusal, retry=start.start == "retry"))
         return
-    conn.send(Ready("fake", start.max_seq_tokens, start.max_running, 1 << 20, VOCAB, 0.1, (("fake", "1"),)))
+    conn.send(Ready("fake", start.max_seq_tokens, start.max_running, 1 << 20, start.vocab_size, 0.1, (("fake", "1"),)))
     with contextlib.suppress(EOFError, OSError):
         _Fake(conn, start).run()

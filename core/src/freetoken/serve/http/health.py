@@ -64,5 +64,8 @@ def _report(services: Services) -> dict[str, object]:
         report["start_seconds"] = status.ready.seconds
         report["plugins"] = dict(status.ready.plugins)
         report["warmup_fingerprint"] = status.ready.fingerprint
-        report["limits"] = {name: getattr(status.ready, name) for name in _LIMITS}
+        limits = {name: getattr(status.ready, name) for name in _LIMITS}
+        # Ids that a prompt may hold: many models have rows for more than their tokenizer knows.
+        limits["vocab_size"] = min(limits["vocab_size"], services.tokenizer.vocab_size)
+        report["limits"] = limits
     return report
