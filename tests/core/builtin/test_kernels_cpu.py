@@ -110,6 +110,15 @@ def test_turns_are_of_the_positions_and_the_table_of_the_call() -> None:
             assert_close(one, other, "float32", 8, f"table {table}, positions {place}")
 
 
+def test_no_rows() -> None:
+    """Oracle: the shapes of the torch reference."""
+    none = torch.empty(0, dtype=torch.int64)
+    setup = KernelSetup(OpShape("rope", "float32"), make_device("cpu"), "float32", dequantise_plain)
+    q, k = SPECS["rope"].load(setup).call(torch.empty(0, 4, 8), torch.empty(0, 2, 8), none, torch.ones(20, 8))
+    assert (q.shape, k.shape) == ((0, 4, 8), (0, 2, 8))
+    assert SPECS["silu_and_mul"].load(setup).call(torch.empty(0, 6)).shape == (0, 3)
+
+
 @pytest.mark.parametrize("value", [1e5, -1e5, float("inf"), float("nan")])
 @pytest.mark.parametrize("op", ["linear", "embedding"])
 def test_weights_beyond_half_are_refused(value: float, op: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -88,3 +90,16 @@ def test_a_pool_past_2_31_elements_is_addressed_right():
     assert float(k[-1].min()) == 3.0
     assert not k[:64].any()
     assert not v[-1].any()
+
+
+def test_a_forks_writes_are_its_own():
+    """Oracle: the kernel's own map of the process: the pages are private."""
+    spec = PagedKV(heads=2, k_dim=64, v_dim=64, dtype="float32")
+    pools = CachePools([spec], num_pages=300, page_tokens=16, state_rows=0, device="cpu")
+    address = pools.layer(0)[0].data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= address < high:
+            assert line.split()[1] == "rw-p"
+            return
+    raise AssertionError("the pool is not in the map")

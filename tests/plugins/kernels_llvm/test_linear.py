@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
 from torch import Tensor
 
+from freetoken.plugin.probe import deep_probe
 from freetoken.plugin.protocols import KernelSetup, LoadedKernel
 from freetoken.testing.fakes import make_device, normal
 from freetoken.testing.kernels import KernelConformance
@@ -20,6 +22,7 @@ from freetoken.vocab.ops import OpShape
 from freetoken.vocab.weight import StoredTensor
 from freetoken.weights.ggml_blocks import dequantise_rows
 from freetoken.weights.ggml_types import BLOCK_TYPES
+from freetoken_kernels_llvm import probe as probing
 from freetoken_kernels_llvm.forms import FORMS, PREFIX, form_of
 from freetoken_kernels_llvm.probe import probe
 from freetoken_kernels_llvm.spec import SPEC
@@ -132,6 +135,23 @@ def test_a_long_chunk_of_a_wide_matrix_does_not_fill_the_stack() -> None:
     for row in (0, 1000, 2047):
         alone = kernel.call(x[row : row + 1], packed)
         assert_close(whole[row : row + 1] / alone.std(), alone / alone.std(), "float32", 24_576, f"row {row}")
+
+
+def test_a_processor_without_half_conversions_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx avx2 fma\n")
+    monkeypatch.setattr(probing, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(probing.platform, "machine", lambda: "x86_64")
+    assert "f16c" in probe(Hardware()).reason
+
+
+def test_a_library_that_cannot_be_loaded_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The deep probe runs in a child. Oracle: an llvmlite that ends its process, and the real one."""
+    assert deep_probe(SPEC.deep_probe, Hardware())
+    (tmp_path / "llvmlite").mkdir()
+    (tmp_path / "llvmlite" / "__init__.py").write_text("import os; os._exit(11)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "exit code 11" in deep_probe(SPEC.deep_probe, Hardware()).reason
 
 
 def test_a_broken_llvm_is_said_with_the_way_around(monkeypatch: pytest.MonkeyPatch) -> None:

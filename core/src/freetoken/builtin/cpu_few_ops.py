@@ -86,14 +86,14 @@ def _rope() -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
         if cos_sin.shape[-1] != width:
             return reference_rope(q, k, positions, cos_sin)
         if seen is None or seen[0] is not positions or seen[1] is not cos_sin:
-            turns = cos_sin.index_select(0, positions).view(-1, 1, 2, width // 2)
+            turns = cos_sin.index_select(0, positions).view(len(positions), 1, 2, width // 2)
             seen, cos, sin = (positions, cos_sin), turns[:, :, :1], turns[:, :, 1]
-        x = torch.cat((q, k), dim=1).view(q.shape[0], -1, 2, width // 2)
+        x = torch.cat((q, k), dim=1).view(q.shape[0], heads + k.shape[1], 2, width // 2)
         out = x * cos
         (first, second), (out_first, out_second) = x.unbind(2), out.unbind(2)
         out_first.addcmul_(second, sin, value=-1)
         out_second.addcmul_(first, sin)
-        turned = out.view(q.shape[0], -1, width)
+        turned = out.view(q.shape[0], heads + k.shape[1], width)
         return turned[:, :heads], turned[:, heads:]
 
     return rope
@@ -101,5 +101,5 @@ def _rope() -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """As ``ops.activation.silu_and_mul``."""
-    gate, up = x.view(*x.shape[:-1], 2, -1).unbind(-2)
+    gate, up = x.view(*x.shape[:-1], 2, x.shape[-1] // 2).unbind(-2)
     return F.silu(gate).mul_(up)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd, prod
-from mmap import mmap
+from mmap import ACCESS_COPY, mmap
 
 import torch
 from torch import Tensor
@@ -103,11 +103,12 @@ def pool_bytes(specs: Sequence[CacheSpec], num_pages: int, page_tokens: int, sta
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros. On a CPU they are fresh pages of the operating system, which zeroes each when it is first used: a start
-    does not wait for caches that nobody may fill (2 GB took 3 s of system time on a virtual machine)."""
+    does not wait for caches that nobody may fill (2 GB took 3 s of system time on a virtual machine). A fork's writes
+    are its own."""
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap(-1, size), dtype=dtype).view(shape)
+    return torch.frombuffer(mmap(-1, size, access=ACCESS_COPY), dtype=dtype).view(shape)
 
 
 def _grouped(specs: Sequence[CacheSpec]) -> Mapping[CacheSpec, list[int]]:

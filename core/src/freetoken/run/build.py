@@ -90,9 +90,11 @@ def build_engine(
     loaders = loading_threads(num_threads, plan.device.kind)
     if plan.device.kind == "cpu":
         torch.set_num_threads(1)  # of each loader's operators
-    weights = _load(resolved, checkpoint, kernels, moe, report, loaders)
-    if plan.device.kind == "cpu":
-        torch.set_num_threads(num_threads)
+    try:
+        weights = _load(resolved, checkpoint, kernels, moe, report, loaders)
+    finally:
+        if plan.device.kind == "cpu":
+            torch.set_num_threads(num_threads)
     parts = ModelParts(weights, OpTable(kernels), attention, moe, plan.device, plan.dtype)
     model = resolved.family.build(plan.model, parts)
     sample = kernels[_sample_shape(resolved)].call

@@ -59,8 +59,8 @@ def take_step_memory(plan: Plan, sizing: Sizing, scratch: ScratchForward, window
             scratch.run_window(chunk, chunks)
             break
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
             chunks //= 2
+        torch.cuda.empty_cache()  # behind the handler: inside it, the traceback still holds the window's tensors
     if chunks == planned:
         return window_tokens
     fits = chunks * chunk if chunks > 1 else 0

@@ -27,13 +27,14 @@ declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>)
 def module(form: Form) -> str:
     """The whole module of ``form``; its one public function is ``run``."""
     groups = "\n".join(_group(form, rows) for rows in range(1, WIDEST + 1))
-    return "\n".join((_HEAD, _sums(form), groups, _share(form), _RUN))
+    sums = "  call void @sums(float* %x, float* %sums, i64 %rows, i64 %blocks, i64 %stride)" if form.offsets else ""
+    return "\n".join((_HEAD, _sums(form), groups, _share(form), _RUN.replace("{sums}", sums)))
 
 
 _RUN = """
 define void @run(i8* %w, float* %x, float* %y, float* %sums, i64 %groups, i64 %blocks, i64 %rows, i64 %stride,
                  i32 %threads) {
-  call void @sums(float* %x, float* %sums, i64 %rows, i64 %blocks, i64 %stride)
+{sums}
   %job = alloca %Job
   %j0 = insertvalue %Job undef, i8* %w, 0
   %j1 = insertvalue %Job %j0, float* %x, 1

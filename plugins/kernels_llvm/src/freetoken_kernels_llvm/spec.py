@@ -29,8 +29,8 @@ SPEC = KernelSpec(
     load=_load,
     priority=20,
     formats=frozenset(PREFIX + name for name in FORMS),
-    packing="",
     probe=probe,
+    deep_probe="freetoken_kernels_llvm.probe:deep_probe",
     packed_bytes=_packed_bytes,
 )
 

@@ -35,13 +35,16 @@ class Known:
 
 def read(path: Path | None, layers: Sequence[int], experts: int) -> Known:
     """The shares in ``path`` for a model of these layers."""
-    if path is None or not path.exists():
-        return Known({}, "no earlier run of this model is known")
+    none = Known({}, "no earlier run of this model is known")
+    if path is None:
+        return none
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             return Known({}, f"{path.name} is of format {found['format']}, not {FORMAT}")
         shares = {int(layer): tuple(map(float, each)) for layer, each in found["shares"].items()}
+    except FileNotFoundError:
+        return none
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Known({}, f"{path.name} cannot be read ({type(error).__name__}: {error})")
     wrong = [layer for layer, each in shares.items() if len(each) != experts or not all(0 <= x <= 1 for x in each)]
